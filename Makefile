@@ -1,0 +1,63 @@
+# make demo    the whole job on a small real model, printed as a table
+# make test    environment, lint, types and every test; what CI runs
+# make lint    ruff and pyright only          make env     the environment only (.venv)
+# make format  let ruff rewrite               make clean   remove what make made here
+#
+# PYTHON=python3.12 chooses an interpreter; PYTEST_ARGS='-m "not model"' goes to pytest, DEMO_ARGS to the demo.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help env test lint types format demo clean
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.made-from-pyproject-and-constraints
+EXTRAS := hf,cpu,plots,monitoring,dev
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+PIP := $(BIN)/python -m pip --no-input --disable-pip-version-check
+
+help:
+	@sed -n '1,/^$$/{s/^# \{0,1\}//p}' Makefile
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' </dev/null || { \
+	  echo "karhunen needs Python 3.11 or newer; '$(PYTHON)' is not: try make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 </dev/null || { \
+	  echo "env: creating $(VENV) with $$($(PYTHON) --version)"; \
+	  $(PYTHON) -m venv --clear $(VENV) </dev/null || { \
+	    echo "env: '$(PYTHON) -m venv' failed; on Debian and Ubuntu it is the package python3-venv" >&2; exit 1; }; }
+	@echo "env: installing karhunen[$(EXTRAS)] into $(VENV); torch is large, so the first time takes minutes"
+	@echo "env: pip's words go to $(VENV)/install.log"
+	@{ $(PIP) install -c constraints.txt pip && $(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'; } \
+	  >$(VENV)/install.log 2>&1 </dev/null || { \
+	    echo "env: pip failed; its last lines:" >&2; tail -n 15 $(VENV)/install.log >&2; exit 1; }
+	@$(BIN)/python -c 'import torch, transformers; \
+	  print(f"env: ready: torch {torch.__version__}, transformers {transformers.__version__}")' </dev/null
+	@touch $@
+
+test: lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS) </dev/null
+
+lint: types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyright --level error
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo: $(STAMP)
+	$(BIN)/karhunen demo $(DEMO_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

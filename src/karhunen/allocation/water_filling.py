@@ -1,0 +1,114 @@
+"""Reverse water-filling: spend bits only on coefficients that stand above the water line.
+
+    b_i = max(0, ½ log2(λ_i / θ)),    θ such that Σ b_i = B
+
+Source: Cover & Thomas, Elements of Information Theory, 2nd ed., Theorem 10.3.3; SPECTRA (arXiv:2608.07915).
+Here:   a group of coefficients counts with the geometric mean of its variances; a group is worth its overhead (scale)
+        only if the distortion it saves pays for all its bits at the slope of the rest; the budget holds everything
+        stored; bits become integers by largest remainder (rounding.py), never by truncation.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from karhunen.allocation.base import Allocation, RateCost
+from karhunen.allocation.rounding import to_integers
+
+K = TypeVar("K")
+FLOOR = 1e-30  # a variance of zero gets no bits, and its logarithm stays finite
+
+
+@final
+@dataclass(frozen=True)
+class WaterFilling(Allocation):
+    """`bits` stored per coefficient on average, side information included, over each head, layer or the model."""
+
+    bits: float
+    scope: Literal["head", "layer", "model"] = "layer"
+    needs_spectrum = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bits <= 16:
+            raise ValueError(f"bits={self.bits} is out of range; use more than 0 and at most 16")
+        if self.scope not in ("head", "layer", "model"):
+            raise ValueError(f"unknown scope {self.scope!r}; known: head, layer, model")
+
+    def rates(
+        self, spectra: Mapping[K, Float[Tensor, "g c"]], costs: Mapping[K, RateCost]
+    ) -> dict[K, Float[Tensor, "g c"]]:
+        """One water line for each scope."""
+        if self.scope == "model":
+            return self._fill(spectra, costs)
+        rates: dict[K, Tensor] = {}
+        for key, spectrum in spectra.items():
+            heads = spectrum[:, None] if self.scope == "head" else spectrum[None]
+            filled = [self._fill({key: part}, costs)[key] for part in heads]
+            rates[key] = torch.cat(filled)
+        return rates
+
+    def _fill(self, spectra: Mapping[K, Tensor], costs: Mapping[K, RateCost]) -> dict[K, Tensor]:
+        size = {key: math.gcd(costs[key].group, s.shape[-1]) for key, s in spectra.items()}
+        means = {key: _geometric_mean(s, size[key]) for key, s in spectra.items()}  # [g groups]
+        flat = torch.cat([m.flatten() for m in means.values()])
+        n = torch.cat([torch.full((m.numel(),), float(size[k])) for k, m in means.items()]).double()
+        overhead = torch.cat([torch.full((m.numel(),), costs[k].overhead_bits) for k, m in means.items()]).double()
+        most = torch.cat([torch.full((m.numel(),), float(costs[k].max_bits)) for k, m in means.items()]).double()
+        fixed = sum(costs[key].token_bits * s.shape[0] for key, s in spectra.items())
+        budget = self.bits * sum(s.numel() for s in spectra.values()) - fixed
+        if budget <= 0:
+            raise ValueError(f"bits={self.bits} does not even pay for the {fixed:.0f} bits of gains per token")
+        ideal = ideal_bits(flat, n, overhead, most, budget)
+        if next(iter(costs.values())).integer:
+            ideal = _whole(ideal, n, overhead, most, budget)
+        parts = ideal.split([m.numel() for m in means.values()])
+        return {
+            key: part.reshape(means[key].shape).repeat_interleave(size[key], dim=-1)
+            for key, part in zip(means, parts, strict=True)
+        }
+
+
+def ideal_bits(
+    variance: Float[Tensor, " m"],
+    n: Float[Tensor, " m"],
+    overhead: Float[Tensor, " m"],
+    most: Float[Tensor, " m"],
+    budget: float,
+) -> Float[Tensor, " m"]:
+    """Real-valued bits per coefficient of `m` groups of `n` coefficients, for `budget` bits with all overheads."""
+    log_variance = variance.double().clamp_min(FLOOR).log2()
+    low, high = float(log_variance.min()) - 2 * float(most.max()) - 2, float(log_variance.max())
+    for _ in range(100):
+        line = (low + high) / 2
+        bits = _bits_above(log_variance, line, n, overhead, most)
+        spent = float((n * bits + overhead * (bits > 0)).sum())
+        low, high = (line, high) if spent > budget else (low, line)
+    return _bits_above(log_variance, high, n, overhead, most)
+
+
+def _bits_above(log_variance: Tensor, line: float, n: Tensor, overhead: Tensor, most: Tensor) -> Tensor:
+    bits = ((log_variance - line) / 2).clamp_min(0).minimum(most)
+    saved = (log_variance - line).exp2() - (log_variance - line - 2 * bits).exp2()
+    pays = n * saved > 2 * math.log(2) * (n * bits + overhead)
+    return torch.where(pays, bits, 0.0)
+
+
+def _whole(ideal: Tensor, n: Tensor, overhead: Tensor, most: Tensor, budget: float) -> Tensor:
+    kept = ideal > 0
+    if not bool(kept.any()):
+        raise ValueError(f"a budget of {budget:.0f} bits per token is too small for a single group")
+    unit = float(n[kept].max())
+    total = math.floor((budget - float(overhead[kept].sum())) / unit)
+    whole = torch.zeros_like(ideal)
+    ceiling = int(most.max())
+    whole[kept] = to_integers(ideal[kept], min(total, ceiling * int(kept.sum())), ceiling).double()
+    return whole
+
+
+def _geometric_mean(spectrum: Tensor, group: int) -> Tensor:
+    return spectrum.double().clamp_min(FLOOR).unflatten(-1, (-1, group)).log().mean(-1).exp()

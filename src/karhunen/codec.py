@@ -1,0 +1,159 @@
+"""The fitted artifact: for each coded layer, how its keys and values become bytes and come back.
+
+    x ── frame ──▶ κ ── transform ──▶ y ── quantizer ──▶ symbols ── packing ──▶ bytes
+    x ◀── frame ── κ ◀── transform ── y ◀── quantizer ── symbols ◀── packing ── bytes
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self, final
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from karhunen.folder import read_folder, write_folder
+from karhunen.frames.rope_frame import RopeFrame
+from karhunen.packing.base import Layout
+from karhunen.quantizers.base import Codes, Quantizer
+from karhunen.statistics.identity import ModelIdentity
+from karhunen.statistics.need import Slot
+from karhunen.statistics.rotary import Rotary
+from karhunen.transforms.base import Transform
+from karhunen.values import assemble, dismantle, fingerprint, kinds_in
+from karhunen.windows.base import Window
+
+FORMAT, VERSION = "karhunen-codec", 1
+PART_PACKAGES = (
+    "karhunen.statistics",
+    "karhunen.frames",
+    "karhunen.transforms",
+    "karhunen.quantizers",
+    "karhunen.packing",
+    "karhunen.windows",
+    "karhunen.codec",
+)
+
+
+@final
+@dataclass(frozen=True)
+class Packed:
+    """Coded tokens of one side: byte planes, and side tensors whose last axis is time (or whole blocks of it)."""
+
+    planes: UInt8[Tensor, "b p t"]
+    side: Mapping[str, Tensor]
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that takes memory."""
+        return [self.planes, *self.side.values()]
+
+
+@final
+@dataclass(frozen=True)
+class SideCodec:
+    """Keys or values of one layer: `encode` and its mirror `decode`."""
+
+    n_heads: int
+    frame: RopeFrame
+    rotary: Rotary | None
+    transform: Transform
+    quantizer: Quantizer
+    layout: Layout
+
+    def encode(self, x: Float[Tensor, "b h t d"], positions: Int[Tensor, "b t"]) -> Packed:
+        """Vectors to bytes. `t` must be a multiple of the quantizer's granule; ValueError on NaN or infinity."""
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError("NaN or infinity among the vectors to be coded; the model's own forward produced it")
+        y = self.transform.forward(self.frame.forward(x, positions, self.rotary))
+        codes = self.quantizer.encode(y)
+        return Packed(self.layout.pack(codes.symbols), codes.side)
+
+    def decode(self, packed: Packed, positions: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
+        """Bytes to vectors, float32 or float64 as the frame leaves them."""
+        codes = Codes(self.layout.unpack(packed.planes), packed.side)
+        y = self.quantizer.decode(codes)
+        return self.frame.inverse(self.transform.inverse(y), positions, self.rotary, self.n_heads)
+
+    def distort(self, x: Float[Tensor, "b h t d"], positions: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
+        """`decode(encode(x))`: what attention will see in place of x."""
+        return self.decode(self.encode(x, positions), positions)
+
+
+@final
+@dataclass(frozen=True)
+class LayerCodec:
+    """Both sides of one layer. A fitted value: copies of a cache share it."""
+
+    key: SideCodec
+    value: SideCodec
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self
+
+    def side(self, slot: Slot) -> SideCodec:
+        """By name."""
+        return self.key if slot == "key" else self.value
+
+    @cached_property
+    def granule_tokens(self) -> int:
+        """Tokens are coded in multiples of this."""
+        return math.lcm(self.key.quantizer.granule_tokens, self.value.quantizer.granule_tokens)
+
+
+@final
+@dataclass(frozen=True)
+class Origin:
+    """Where a codec comes from: recipe name and fingerprint, calibration text and its length, versions."""
+
+    recipe: str = ""
+    recipe_fingerprint: str = ""
+    calibration: tuple[str, ...] = ()
+    n_tokens: int = 0
+    versions: Mapping[str, str] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Codec:
+    """The codec of a model: one `LayerCodec` for each coded layer, and why each other layer is left exact."""
+
+    model: ModelIdentity
+    window: Window
+    layers: Mapping[int, LayerCodec]
+    left_exact: Mapping[int, str]
+    origin: Origin = Origin()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self
+
+    def table_bytes(self) -> int:
+        """Bytes of the shared tables: transforms, codebooks, widths; independent of the number of tokens."""
+        tensors: dict[str, Tensor] = {}
+        dismantle(self.layers, tensors)
+        return sum(tensor.nbytes for tensor in tensors.values())
+
+    def check_model(self, model: ModelIdentity) -> None:
+        """ValueError with the reason if this codec was made for another model."""
+        if reason := self.model.mismatch(model):
+            raise ValueError(f"this codec does not fit the model: {reason}")
+
+    def fingerprint(self) -> str:
+        """Sixteen hex digits over everything that decides the bytes: tables, layouts, window."""
+        return fingerprint((self.layers, self.window))
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the artifact: `config.json` and `tensors.safetensors`, whole or not at all."""
+        tensors: dict[str, Tensor] = {}
+        write_folder(Path(folder), FORMAT, VERSION, {"codec": dismantle(self, tensors)}, tensors)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Read an artifact; ValueError saying what is wrong with it."""
+        config, tensors = read_folder(Path(folder), FORMAT, VERSION)
+        made = assemble(config.get("codec"), kinds_in(*PART_PACKAGES), tensors)
+        if not isinstance(made, cls):
+            raise ValueError(f"{folder} holds a {type(made).__name__}, not a codec")
+        return made

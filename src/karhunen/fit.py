@@ -1,0 +1,150 @@
+"""Recipe and statistics become a codec:
+
+calibration text ─▶ statistics ─▶ transform ─▶ allocation ─▶ quantizer ─▶ codec
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import final
+
+import torch
+from torch import Tensor
+
+from karhunen.codec import Codec, LayerCodec, Origin, SideCodec
+from karhunen.quantizers.base import QuantizerData
+from karhunen.recipe import Recipe, Side
+from karhunen.statistics.gathered import LayerStatistics, Statistics
+from karhunen.statistics.identity import LayerShape, ModelIdentity
+from karhunen.statistics.moments import Moments
+from karhunen.statistics.need import SLOTS, Slot
+from karhunen.statistics.samples import Samples
+from karhunen.transforms.base import Transform, TransformData
+from karhunen.transforms.chain import transformed_moments
+
+
+@final
+@dataclass(frozen=True)
+class _Job:
+    """One side of one layer on its way through the stages."""
+
+    side: Side
+    slot: Slot
+    shape: LayerShape
+    statistics: LayerStatistics
+    skip_tokens: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(g, d) of the vectors that are coded."""
+        h = self.shape.n_kv_heads
+        d = self.shape.key_dim if self.slot == "key" else self.shape.value_dim
+        return (1, h * d) if self.side.frame.joined else (h, d)
+
+
+def fit(recipe: Recipe, statistics: Statistics) -> Codec:
+    """The codec of `recipe` for the model that `statistics` describe.
+
+    Sliding-window layers stay exact: their size is bounded. Raises ValueError naming the layer if a statistic is
+    missing, a size does not fit, or the recipe's frame needs a rotation that the model does not have.
+    """
+    left = reasons_left_exact(recipe, statistics.model)
+    jobs = {
+        (layer, slot): job
+        for layer in range(len(statistics.model.layers)) if layer not in left
+        for slot in SLOTS if (job := _job(recipe, statistics, layer, slot))
+    }  # fmt: skip
+    transforms = {key: _named(key, _fit_transform, job) for key, job in jobs.items()}
+    moments = {key: transformed_moments(_moments(job), transforms[key]) for key, job in jobs.items()}
+    rates = _allocate(jobs, moments)
+    sides = {
+        key: _named(key, _fit_side, job, transforms[key], moments[key], rates[key]) for key, job in jobs.items()
+    }  # fmt: skip
+    layers = {layer: LayerCodec(sides[layer, "key"], sides[layer, "value"]) for layer, slot in jobs if slot == "key"}
+    return Codec(statistics.model, recipe.window, layers, left, _origin(recipe, statistics))
+
+
+def reasons_left_exact(recipe: Recipe, model: ModelIdentity) -> dict[int, str]:
+    """Layers that are not coded, and why."""
+    left: dict[int, str] = {}
+    for index, shape in enumerate(model.layers):
+        if recipe.key is None:
+            left[index] = "the recipe codes nothing"
+        elif shape.kind == "other":
+            left[index] = shape.note or "not an attention cache"
+        elif shape.kind == "sliding":
+            left[index] = f"sliding window of {shape.window_tokens} tokens: its size does not grow with the context"
+    return left
+
+
+def _job(recipe: Recipe, statistics: Statistics, layer: int, slot: Slot) -> _Job:
+    side = recipe.side(slot)
+    assert side is not None, "a recipe without sides leaves every layer exact"
+    if layer not in statistics.layers:
+        raise ValueError(f"layer {layer} was never observed during calibration")
+    return _Job(side, slot, statistics.shape(layer), statistics.layers[layer], recipe.window.sink_tokens)
+
+
+def _fit_transform(job: _Job) -> Transform:
+    g, d = job.size
+    about = job.side.about(job.slot, job.skip_tokens)
+    metric = job.side.metric.matrix(about, lambda need: job.statistics.get(need, Moments))
+    if job.side.transform.needs_moments:
+        job.statistics.get(about, Moments)
+    return job.side.transform.fit(TransformData(g, d, _moments(job), metric))
+
+
+def _moments(job: _Job) -> Moments | None:
+    found = job.statistics.measured.get(job.side.about(job.slot, job.skip_tokens))
+    return found if isinstance(found, Moments) else None
+
+
+def _allocate(
+    jobs: Mapping[tuple[int, Slot], _Job], moments: Mapping[tuple[int, Slot], Moments | None]
+) -> dict[tuple[int, Slot], Tensor]:
+    """Rates of every side; sides with an equal allocation share one call, so its scope may be the whole model."""
+    rates: dict[tuple[int, Slot], Tensor] = {}
+    for allocation in {job.side.allocation for job in jobs.values()}:
+        mine = {key: job for key, job in jobs.items() if job.side.allocation == allocation}
+        if allocation.needs_spectrum:
+            for job in mine.values():
+                job.statistics.get(job.side.about(job.slot, job.skip_tokens), Moments)
+        spectra = {key: _spectrum(moments[key], job) for key, job in mine.items()}
+        costs = {key: _named(key, lambda job: job.side.quantizer.cost(job.size[1]), job) for key, job in mine.items()}
+        rates |= allocation.rates(spectra, costs)
+    return rates
+
+
+def _spectrum(moments: Moments | None, job: _Job) -> Tensor:
+    if moments is None:
+        return torch.ones(job.size, dtype=torch.float64)
+    return moments.second_moment.diagonal(dim1=-2, dim2=-1)
+
+
+def _fit_side(job: _Job, transform: Transform, moments: Moments | None, rates: Tensor) -> SideCodec:
+    rotary = job.statistics.rotary(job.slot)
+    samples = None
+    if job.side.quantizer.needs_samples:
+        raw = job.statistics.get(job.side.samples(job.slot, job.skip_tokens), Samples)
+        samples = transform.forward(raw.vectors)
+    quantizer = job.side.quantizer.fit(QuantizerData(rates, moments, samples))
+    layout = job.side.packing.fit(quantizer.widths)
+    return SideCodec(job.shape.n_kv_heads, job.side.frame, rotary, transform, quantizer, layout)
+
+
+def _named(key: tuple[int, Slot], step, job: _Job, *rest):  # type: ignore[no-untyped-def]
+    """Runs one stage; a refusal says which layer and side it is about."""
+    try:
+        return step(job, *rest)
+    except ValueError as error:
+        raise ValueError(f"layer {key[0]}, {key[1]}s: {error}") from error
+
+
+def _origin(recipe: Recipe, statistics: Statistics) -> Origin:
+    versions: dict[str, str] = {}
+    for package in ("karhunen", "torch", "transformers"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return Origin(recipe.name, recipe.fingerprint(), statistics.sources, statistics.n_tokens, versions)

@@ -1,0 +1,74 @@
+"""An artifact is a folder: `config.json`, readable, and one safetensors file of tables; never pickle.
+
+The configuration names its format, format version and the SHA-256 of the tensors, so that a truncated or altered file
+is refused. A folder appears whole or not at all.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+CONFIG, TENSORS = "config.json", "tensors.safetensors"
+
+
+def write_folder(
+    folder: Path, format_name: str, version: int, body: Mapping[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    """Write an artifact, replacing one of the same format; ValueError if `folder` holds anything else."""
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / CONFIG).is_file())):
+        raise ValueError(f"{folder} exists and is not a karhunen artifact; choose another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, work / TENSORS)
+        config = {"format": format_name, "version": version, "tensors_sha256": _sha256(work / TENSORS), **body}
+        (work / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
+        work.chmod(0o755)
+        if folder.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
+            os.replace(folder, old / "old")
+            os.replace(work, folder)
+            shutil.rmtree(old)
+        else:
+            os.replace(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def read_folder(folder: Path, format_name: str, version: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and tensors of an artifact; ValueError saying what is wrong with it."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"no artifact at {folder}: it has no {CONFIG}; make one with `karhunen calibrate`")
+    try:
+        config = cast("dict[str, Any]", json.loads((folder / CONFIG).read_text()))
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from error
+    if config.get("format") != format_name:
+        raise ValueError(f"{folder} holds {config.get('format')!r}, not {format_name!r}")
+    if config.get("version") != version:
+        raise ValueError(
+            f"{folder} has format version {config.get('version')}; this karhunen reads version {version}: make it again"
+        )
+    path = folder / TENSORS
+    if not path.is_file():
+        raise ValueError(f"{folder} is incomplete: {TENSORS} is missing")
+    if _sha256(path) != config.get("tensors_sha256"):
+        raise ValueError(f"{path} is truncated or altered: its SHA-256 is not the one in {CONFIG}; make it again")
+    try:
+        return config, load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

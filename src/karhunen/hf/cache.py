@@ -1,0 +1,222 @@
+"""A transformers cache whose full-attention layers hold bytes instead of numbers.
+
+Attention gets dense keys and values: exact ones as they are, coded ones decoded for this call, so every model and every
+attention implementation works. What came in the same call is exact while it is attended to, and coded afterwards,
+layer by layer, so the peak falls too.
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Self, cast, final
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+
+from karhunen.codec import Codec, LayerCodec
+from karhunen.hf.describe import identity_of
+from karhunen.hf.probe import text_config
+from karhunen.store.account import Account
+from karhunen.store.layer_store import LayerStore
+from karhunen.store.report import LayerReport, Report
+from karhunen.windows.base import Window
+
+
+@final
+class RowOffsets:
+    """Left padding of each row of the running forward, shared by the layers of one cache; None where it is zero."""
+
+    def __init__(self) -> None:
+        self.now: Tensor | None = None
+
+
+@final
+class CompressedLayer(DynamicLayer):
+    """One layer: a `LayerStore` behind the interface of transformers' dynamic layer."""
+
+    is_sliding = False
+    is_croppable = True
+    is_compileable = False
+    supports_early_init = True
+
+    def __init__(self, codec: LayerCodec, window: Window, offsets: RowOffsets) -> None:
+        self.store = LayerStore(codec, window)
+        self.offsets = offsets
+        self.is_initialized = False
+        self.transient_bytes = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Remember dtype and device; the tensors may hold no token."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Add tokens; returns keys and values of all tokens so far, the new ones exact."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        was_empty = self.store.n_tokens == 0
+        self.store.extend(key_states, value_states, self.offsets.now)
+        key, value = (key_states, value_states) if was_empty else self.store.read()
+        if self.store.n_coded:
+            self.transient_bytes = max(self.transient_bytes, key.nbytes + value.nbytes)
+        self.store.flush()
+        return key, value
+
+    @property
+    def keys(self) -> Tensor | None:  # type: ignore[override]
+        """All keys, decoded; None before the first token."""
+        return self.store.read()[0] if self.store.n_tokens else None
+
+    @property
+    def values(self) -> Tensor | None:  # type: ignore[override]
+        """All values, decoded; None before the first token."""
+        return self.store.read()[1] if self.store.n_tokens else None
+
+    @property
+    def batch_size(self) -> int:
+        """Rows held; −1 before the first token."""
+        return self.store.exact("key")[1].shape[0] if self.store.n_tokens else -1
+
+    def get_seq_length(self) -> int:
+        """Tokens held."""
+        return self.store.n_tokens
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Every token is visible, from the first on."""
+        return self.store.n_tokens + query_length, 0
+
+    def get_max_length(self) -> int:
+        """Unbounded."""
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        """Unbounded, under its older name."""
+        return -1
+
+    def reset(self) -> None:
+        """Drop everything, codes too."""
+        self.store.reset()
+        self.is_initialized = False
+        self.transient_bytes = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove that many tokens from the end if negative; if positive, keep that many (transformers before 5.20)."""
+        n = self.store.n_tokens
+        self.store.crop(n + tokens_to_remove if tokens_to_remove <= 0 else tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Rows in the order of `beam_idx`."""
+        self.store.select(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows; a boolean mask works too."""
+        indices = indices.nonzero().squeeze(-1) if indices.dtype == torch.bool else indices
+        self.store.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times, side by side."""
+        if self.store.n_tokens:
+            self.store.select(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def offload(self) -> None:
+        """Refused: coded bytes stay where attention reads them."""
+        raise NotImplementedError("a compressed cache does not offload; use offloading=False")
+
+    def prefetch(self) -> None:
+        """Nothing was offloaded."""
+
+
+@final
+class CompressedCache(Cache):
+    """A cache for `model` in which the layers of `codec` are coded and the others are transformers' own.
+
+    ValueError, with the reason, if the codec was made for another model. Works with `generate`, beams, assisted
+    decoding, left padding, several turns; `report()` says what is held.
+    """
+
+    def __init__(self, model: nn.Module, codec: Codec) -> None:
+        codec.check_model(identity_of(model))
+        self.codec = codec
+        self.offsets = RowOffsets()
+        layers: list[Any] = list(DynamicCache(config=text_config(model)).layers)
+        for index, layer_codec in codec.layers.items():
+            layers[index] = CompressedLayer(layer_codec, codec.window, self.offsets)
+        super().__init__(layers=layers)
+        self._model = weakref.ref(model)
+        self._watch(model)
+
+    def report(self) -> Report:
+        """What each layer holds, in bytes, and why those not coded are exact."""
+        shapes = self.codec.model.layers
+        rows = tuple(
+            _layer_report(i, shapes[i].kind, layer, self.codec.left_exact.get(i, ""))
+            for i, layer in enumerate(self.layers)
+        )
+        transient = max((layer.transient_bytes for layer in self._coded_layers()), default=0)
+        return Report(self.codec.origin.recipe, rows, self.codec.table_bytes(), transient)
+
+    def close(self) -> None:
+        """Stop watching the model's forwards; happens by itself when the cache is no longer used."""
+        self._stop_watching()
+
+    def _coded_layers(self) -> list[CompressedLayer]:
+        return [layer for layer in self.layers if isinstance(layer, CompressedLayer)]
+
+    def _watch(self, model: nn.Module) -> None:
+        """Learn each row's padding from the `position_ids` of forwards that use this cache."""
+        inner = cast("nn.Module", getattr(model, "base_model", model))
+        handle = inner.register_forward_pre_hook(partial(_note_offsets, weakref.ref(self)), with_kwargs=True)
+        self._stop_watching: Callable[[], Any] = weakref.finalize(self, handle.remove)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        from copy import deepcopy
+
+        twin = cast("Self", object.__new__(type(self)))
+        memo[id(self)] = twin
+        skip = {"_model", "_stop_watching"}
+        twin.__dict__.update({k: deepcopy(v, memo) for k, v in self.__dict__.items() if k not in skip})
+        twin._model = self._model
+        if (model := self._model()) is not None:
+            twin._watch(model)
+        return twin
+
+
+def _note_offsets(
+    cache_ref: "weakref.ref[CompressedCache]", module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    cache = cache_ref()
+    if cache is None or not any(value is cache for value in (*args, *kwargs.values())):
+        return
+    positions = kwargs.get("position_ids")
+    if not isinstance(positions, Tensor) or positions.ndim != 2:
+        cache.offsets.now = None if cache.offsets.now is None else torch.zeros_like(cache.offsets.now)
+        return
+    last_index = cache.get_seq_length() + positions.shape[1] - 1
+    offsets = last_index - positions[:, -1].long()
+    tokens = next((v for v in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args) if v is not None), None)
+    if isinstance(tokens, Tensor) and tokens.shape[0] != offsets.shape[0]:
+        offsets = offsets.expand(tokens.shape[0]).clone()
+    cache.offsets.now = offsets if cache.offsets.now is not None or bool(offsets.any()) else None
+
+
+def _layer_report(index: int, kind: str, layer: Any, reason: str) -> LayerReport:
+    if isinstance(layer, CompressedLayer):
+        return LayerReport(index, kind, layer.store.n_tokens, layer.store.n_coded, "", layer.store.account())
+    tensors = [t for t in _tensors_of(layer) if t.numel()]
+    size = sum(t.nbytes for t in tensors)
+    account = Account(exact=size, dense=size, n_elements=sum(t.numel() for t in tensors))
+    held = layer.get_seq_length() if isinstance(layer, CacheLayerMixin) else 0
+    return LayerReport(index, kind, held, 0, reason, account)
+
+
+def _tensors_of(layer: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in vars(layer).values():
+        if isinstance(value, Tensor) and value.ndim > 1:
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(v for v in cast("list[Any]", value) if isinstance(v, Tensor))
+        elif isinstance(value, dict):
+            found.extend(v for v in cast("dict[Any, Any]", value).values() if isinstance(v, Tensor))
+    return found

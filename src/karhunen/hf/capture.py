@@ -1,0 +1,203 @@
+"""What passes through a model's attention: what each layer puts into its cache, and the queries that will read it.
+
+    with capturing(model, listener) as run:
+        run(input_ids, attention_mask)          # listener(Observation) once for each caching layer, in layer order
+
+Keys and values are recorded where the cache receives them, so they are what the cache stores in every model; queries
+where the model calls attention, under a private name that delegates to the implementation the model had. Where
+attention does not see the cached keys (latent attention expands them) an observation has no query, and says why.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+
+from karhunen.hf.probe import RecordingCache, forward, inference, parameters, text_config
+
+PRIVATE_NAME = "karhunen_capture"
+
+
+@final
+@dataclass(frozen=True)
+class Attention:
+    """How one layer reads its cache: queries after RoPE, the softmax's scale, and all else that shapes it.
+
+    `mask` is the one the model passed: additive or boolean [b 1 t t], or None for plain causal attention.
+    """
+
+    module: nn.Module
+    query: Float[Tensor, "b q t d"]
+    scale: float
+    mask: Shaped[Tensor, "b #q t t"] | None = None
+    window_tokens: int | None = None
+    softcap: float | None = None
+    sinks: Float[Tensor, " q"] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Observation:
+    """One layer in one forward without history. `valid` is False for padding, `positions` count valid tokens.
+
+    `attention` is None where it was not seen or does not read the cached keys; `unseen` says why.
+    """
+
+    layer: int
+    key: Float[Tensor, "b h t d"]
+    value: Float[Tensor, "b g t e"]
+    positions: Int[Tensor, "b t"]
+    valid: Bool[Tensor, "b t"]
+    attention: Attention | None = None
+    unseen: str = ""
+
+
+Listener = Callable[[Observation], None]
+Run = Callable[[Int[Tensor, "b t"], Int[Tensor, "b t"] | None], None]
+
+
+@contextmanager
+def capturing(model: nn.Module, listener: Listener) -> Iterator[Run]:
+    """Show `listener` what every layer caches and how it is read, in the forwards that the yielded function runs.
+
+    The model is put back exactly as it was, also after an error: attention implementation, modes, registries.
+    """
+    recorder = _Recorder(model, listener)
+    with inference(model), _attention_function(model, recorder.attend):
+        yield recorder.run
+
+
+@final
+class _Recorder:
+    """Pairs what a layer cached with the attention that follows it, one layer at a time."""
+
+    def __init__(self, model: nn.Module, listener: Listener) -> None:
+        self.model = model
+        self.listener = listener
+        self.pending: tuple[int, Tensor, Tensor] | None = None
+        self.positions = self.valid = torch.empty(0)
+
+    def run(self, input_ids: Int[Tensor, "b t"], attention_mask: Int[Tensor, "b t"] | None = None) -> None:
+        """One forward; padding (zeros of the mask) may stand on either side."""
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        self.valid = mask.bool()
+        self.positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        arguments: dict[str, Any] = {} if self.valid.all() else {"attention_mask": mask}
+        if "position_ids" in parameters(self.model):
+            arguments["position_ids"] = self.positions
+        forward(_headless(self.model), RecordingCache(self.model, self.cached), input_ids, **arguments)
+        self._flush(None, "its attention does not go through transformers' attention interface")
+
+    def cached(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """A layer hands new keys and values to the cache."""
+        self._flush(None, "its attention does not go through transformers' attention interface")
+        self.pending = layer, key, value
+
+    def attend(self, attention: Attention, key: Tensor) -> None:
+        """A layer attends to `key`."""
+        if self.pending is None or self.pending[0] != getattr(attention.module, "layer_idx", None):
+            return  # a layer that reads another one's cache
+        mine = self.pending[1]
+        if key.shape != mine.shape or not torch.equal(key[:, :, -1], mine[:, :, -1]):
+            self._flush(None, "its attention does not read the cached keys as they are (latent attention)")
+        else:
+            self._flush(attention, "")
+
+    def _flush(self, attention: Attention | None, unseen: str) -> None:
+        if self.pending is None:
+            return
+        (layer, key, value), self.pending = self.pending, None
+        positions, valid = self.positions.to(key.device), self.valid.to(key.device)
+        self.listener(Observation(layer, key, value, positions, valid, attention, unseen))
+
+
+def _headless(model: nn.Module) -> nn.Module:
+    """The model without its vocabulary projection, unless that can be told to project one position only."""
+    base = getattr(model, "base_model", model)
+    return model if "logits_to_keep" in parameters(model) or not isinstance(base, nn.Module) else base
+
+
+@contextmanager
+def _attention_function(model: nn.Module, attend: Callable[[Attention, Tensor], None]) -> Iterator[None]:
+    """Route the model's attention past `attend` for the duration; models that cannot be routed are left alone."""
+    if not isinstance(model, PreTrainedModel) or not model._can_set_attn_implementation():  # pyright: ignore[reportPrivateUsage]
+        yield
+        return
+    names = _implementations(model)
+    name, previous = _unused_name(), _plain(model, names)
+
+    def function(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **arguments: Any
+    ) -> Any:
+        attend(_attention(module, query, attention_mask, arguments), key)
+        return _implementation(module, previous)(module, query, key, value, attention_mask, **arguments)
+
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[previous])
+    try:
+        model.set_attn_implementation(name)
+        yield
+    finally:
+        for config, implementation in names.values():
+            config._attn_implementation_internal = implementation
+        AttentionInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
+        AttentionMaskInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
+
+
+def _attention(module: nn.Module, query: Tensor, mask: Any, arguments: Mapping[str, Any]) -> Attention:
+    scale = arguments.get("scaling")
+    sinks = arguments.get("s_aux")
+    return Attention(
+        module=module,
+        query=query,
+        scale=float(query.shape[-1] ** -0.5 if scale is None else scale),
+        mask=mask if isinstance(mask, Tensor) and mask.ndim == 4 else None,
+        window_tokens=arguments.get("sliding_window"),
+        softcap=arguments.get("softcap"),
+        sinks=sinks if isinstance(sinks, Tensor) else getattr(module, "sinks", None),
+    )
+
+
+def _implementation(module: nn.Module, name: str) -> Callable[..., Any]:
+    """The function a module's own file uses under `name`; "eager" is a function of that file."""
+    for kind in type(module).__mro__:
+        names = vars(sys.modules.get(kind.__module__, object))
+        if name == "eager" and "eager_attention_forward" in names:
+            return names["eager_attention_forward"]
+        if name != "eager" and "ALL_ATTENTION_FUNCTIONS" in names:
+            return names["ALL_ATTENTION_FUNCTIONS"][name]
+    raise ValueError(f"cannot find the {name} attention of {type(module).__name__}")
+
+
+def _plain(model: PreTrainedModel, names: Mapping[int, tuple[Any, str | None]]) -> str:
+    """The implementation to delegate to: the model's own, or a plain one where its own needs a packed layout."""
+    config = text_config(model)
+    name = names[id(config)][1] if id(config) in names else getattr(config, "_attn_implementation", None)
+    if name in ("eager", "sdpa"):
+        return str(name)
+    return "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
+
+
+def _implementations(model: nn.Module) -> dict[int, tuple[Any, str | None]]:
+    """Every configuration in a model, nested ones too, with the attention implementation it names."""
+    found: dict[int, tuple[Any, str | None]] = {}
+    waiting: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    while waiting:
+        config = waiting.pop()
+        if id(config) in found or not hasattr(config, "_attn_implementation_internal"):
+            continue
+        found[id(config)] = config, config._attn_implementation_internal
+        waiting += [getattr(config, key, None) for key in getattr(config, "sub_configs", {})]
+    return found
+
+
+def _unused_name() -> str:
+    taken = AttentionInterface().valid_keys()
+    return next(n for n in (f"{PRIVATE_NAME}_{i}" for i in range(len(taken) + 1)) if n not in taken)

@@ -1,0 +1,69 @@
+"""One line to use it: inside `with karhunen.compressed(model, codec):` every `generate` runs on a compressed cache.
+
+Nothing stays on the model when the context closes.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast, final
+
+from torch import nn
+
+from karhunen.codec import Codec
+from karhunen.hf.cache import CompressedCache
+from karhunen.hf.probe import cache_argument
+from karhunen.store.report import Report
+
+
+def make_cache(model: nn.Module, codec: Codec) -> dict[str, CompressedCache]:
+    """A new cache under the argument's name: `model.generate(**inputs, **make_cache(model, codec))`."""
+    return {cache_argument(model): CompressedCache(model, codec)}
+
+
+@final
+class Session:
+    """What ran inside `compressed`: the cache of the last call and its report."""
+
+    def __init__(self) -> None:
+        self.cache: CompressedCache | None = None
+
+    def report(self) -> Report:
+        """Report of the last call's cache; ValueError if nothing ran."""
+        if self.cache is None:
+            raise ValueError("nothing was generated inside this context yet")
+        return self.cache.report()
+
+
+@contextmanager
+def compressed(model: nn.Module, codec: Codec) -> Iterator[Session]:
+    """Every `model.generate` (a pipeline's too), and every forward with `use_cache=True` and no cache, gets a new
+    compressed cache. A cache that the caller passes is left alone; `cache_implementation` is refused (ValueError)."""
+    CompressedCache(model, codec).close()  # refuses the wrong model here rather than inside the first call
+    session, name = Session(), cache_argument(model)
+    plain = cast("Any", model).generate
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        settings = kwargs.get("generation_config")
+        if kwargs.get("cache_implementation") or getattr(settings, "cache_implementation", None):
+            raise ValueError("cache_implementation asks for another cache inside karhunen.compressed; leave it out")
+        if kwargs.get("use_cache", True) and not {"cache", "past_key_values"} & kwargs.keys():
+            session.cache = CompressedCache(model, codec)
+            kwargs[name] = session.cache
+        return plain(*args, **kwargs)
+
+    def before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = any(kwargs.get(key) is not None for key in ("cache", "past_key_values"))
+        if kwargs.get("use_cache") is not True or given:
+            return None
+        session.cache = CompressedCache(model, codec)
+        return args, {**kwargs, name: session.cache}
+
+    handle = model.register_forward_pre_hook(before_forward, with_kwargs=True, prepend=True)
+    cast("Any", model).generate = generate
+    try:
+        yield session
+    finally:
+        handle.remove()
+        del cast("Any", model).generate
+        if session.cache is not None:
+            session.cache.close()

@@ -1,0 +1,101 @@
+"""Attention read straight from bytes: no dense copy of keys or values is made.
+
+| path | file | where |
+|---|---|---|
+| `naive` | naive.py | any device, any float dtype: the definition |
+| `cpu` | cpu.py | Numba on x86 (AVX2) and ARM |
+| `gpu` | gpu.py | Triton |
+
+All three have one signature. `choose_path` says which one fits and why; nothing falls back unasked.
+"""
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from karhunen.kernels.byte_attention.inputs import INVISIBLE, ByteTables, CodedTokens, Partial, merge_partials
+
+PATHS = ("naive", "cpu", "gpu")
+REQUIRES = {"cpu": "numba", "gpu": "triton"}
+
+__all__ = [
+    "INVISIBLE",
+    "PATHS",
+    "ByteTables",
+    "CodedTokens",
+    "Partial",
+    "PathChoice",
+    "available",
+    "byte_attention",
+    "choose_path",
+    "merge_partials",
+]
+
+
+@final
+@dataclass(frozen=True)
+class PathChoice:
+    """The path to read with, and why it and not a faster one."""
+
+    path: str
+    reason: str
+
+
+def available(path: str) -> tuple[bool, str]:
+    """Whether a path can run on this machine, and what it found or misses."""
+    if path not in PATHS:
+        raise ValueError(f"path={path!r} is unknown; choose one of {PATHS}")
+    if path == "naive":
+        return True, "plain torch"
+    if importlib.util.find_spec(REQUIRES[path]) is None:
+        return False, f"{REQUIRES[path]} is not installed"
+    return _module(path).available()
+
+
+def choose_path(device_type: str) -> PathChoice:
+    """The fastest path that can run on tensors of this device type."""
+    wanted = {"cpu": "cpu", "cuda": "gpu"}.get(device_type)
+    if wanted is None:
+        return PathChoice("naive", f"no kernel is written for device type {device_type!r}")
+    runs, reason = available(wanted)
+    return PathChoice(wanted if runs else "naive", reason)
+
+
+def byte_attention(
+    q_frames: Float[Tensor, "b h q n c"],
+    keys: CodedTokens,
+    values: CodedTokens,
+    *,
+    path: str,
+    key_bias: Float[Tensor, "b h q n"] | None = None,
+    block_tokens: int | None = None,
+    first_offset: int = 0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
+    first_visible: Int[Tensor, "b q"] | None = None,
+) -> Partial:
+    """Attention of `q` query rows per KV head to all coded tokens, by the named path (see `choose_path`)."""
+    runs, reason = available(path)
+    if not runs:
+        raise RuntimeError(f"path={path!r} cannot run here: {reason}; path='naive' runs anywhere")
+    return _module(path).byte_attention(
+        q_frames,
+        keys,
+        values,
+        key_bias=key_bias,
+        block_tokens=block_tokens,
+        first_offset=first_offset,
+        scale=scale,
+        softcap=softcap,
+        mask=mask,
+        first_visible=first_visible,
+    )
+
+
+def _module(path: str):
+    return importlib.import_module(f"karhunen.kernels.byte_attention.{path}")

@@ -1,0 +1,673 @@
+"""Attention from bytes on a CPU: look-ups and additions in place of most of the arithmetic.
+
+    keys, folded     F_j[byte] = ⟨q′, table_j[byte]⟩ once per block; a token's score is Σ_j F_j[byte_j]
+    keys, direct     ⟨q′, table_j[byte_j]⟩ for each token, where a block is too short to repay folding
+    values           H_j[byte] += p_n · gain_n, a histogram of attention weight; mean = Σ_byte H_j[byte] · table_j[byte]
+
+All query rows of a KV head (up to 8) lie side by side in one vector, so a look-up or an addition serves the group, and
+each byte is read once for it. A pass takes four planes, whose tables stay in the first-level cache. The softmax is
+online over spans of tokens; its reference moves only when a score exceeds it by `SLACK`, so the histograms are
+hardly ever rescaled. Work is cut by (batch, KV head, rows, tokens); partials of token ranges are merged at the end.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numba import njit
+from torch import Tensor
+
+from karhunen.kernels import simd
+from karhunen.kernels.byte_attention.inputs import (
+    INVISIBLE,
+    ByteTables,
+    CodedTokens,
+    Partial,
+    merge_partials,
+    require_agreement,
+)
+from karhunen.kernels.byte_attention.naive import additive
+from karhunen.kernels.simd import (
+    ROWS,
+    add,
+    byte,
+    divide,
+    exp,
+    fma,
+    four_bytes,
+    load,
+    load_half,
+    load_pair,
+    maximum,
+    mul,
+    splat,
+    spread,
+    store,
+    sums_of_eight,
+)
+
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
+"""Against naive in float64: a score is a float32 sum of some 100 terms (error about 1e-6 of their magnitude), and a
+softmax weight carries the score's absolute error as a relative one; means and log-sums are of order 1 to 10."""
+
+SPAN = 512
+"""Tokens of one softmax step: their scores of 8 rows take 16 KiB, half of a common first-level cache."""
+COPIED = 64
+"""Tokens whose codes the direct path copies together: planes are often a power of two apart in memory, and reading
+sixteen such streams at once evicts each from the cache before it is used up."""
+SLACK = 16.0
+"""How far a score may exceed the softmax reference: e^16 times 2^20 tokens is far from float32's end."""
+
+NO_GAIN, FLOAT_GAIN, HALF_GAIN, LEVEL_GAIN = range(4)
+
+
+def available() -> tuple[bool, str]:
+    """Whether this processor has what the vector code uses, and what that is."""
+    return simd.host_support()
+
+
+def byte_attention(
+    q_frames: Float[Tensor, "b h q n c"],
+    keys: CodedTokens,
+    values: CodedTokens,
+    *,
+    key_bias: Float[Tensor, "b h q n"] | None = None,
+    block_tokens: int | None = None,
+    first_offset: int = 0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
+    first_visible: Int[Tensor, "b q"] | None = None,
+    n_threads: int | None = None,
+    folded: bool | None = None,
+) -> Partial:
+    """As `naive.byte_attention`, in float32. `n_threads`: torch's own number if None; `folded`: by `repays_folding`."""
+    require_agreement(q_frames, keys, values, key_bias, block_tokens, first_offset, mask, first_visible)
+    b, h, q, n, c = q_frames.shape
+    t, c_value = keys.n_tokens, values.tables.n_coefficients
+    n_threads = n_threads or torch.get_num_threads()
+    rows = ROWS[next(lanes for lanes in (1, 2, 4, 8) if lanes >= min(q, 8))]
+    n_chunks = -(-q // len(rows))
+    n_splits = token_splits(b * h * n_chunks, t, n_threads)
+    if folded is None:
+        folded = repays_folding(keys.tables, len(rows), min(block_tokens or t, -(-t // n_splits)))
+
+    empty = np.zeros(0, np.float32)
+    problem = _Problem(
+        h=h, q=q, t=t, n=n, c=c, c_value=c_value, n_chunks=n_chunks, n_splits=n_splits,
+        block_tokens=block_tokens or 0, first_offset=first_offset, folded=folded,
+        scale=scale, softcap=softcap or 0.0,
+        q_frames=_flat(q_frames),
+        key_bias=empty if key_bias is None else _flat(key_bias),
+        mask=empty if mask is None else _flat(additive(mask, torch.float32)),
+        first_visible=np.zeros(0, np.int64) if first_visible is None else _flat(first_visible, torch.int64),
+    )  # fmt: skip
+    key_side, value_side = _side(keys), _side(values)
+    mean = torch.empty(n_splits, b, h, q, c_value)
+    log_sum = torch.empty(n_splits, b, h, q)
+
+    def run(first: int, step: int) -> None:
+        _attend(rows, problem, key_side, value_side, first, step, b * h * n_chunks * n_splits,
+                mean.view(-1).numpy(), log_sum.view(-1).numpy())  # fmt: skip
+
+    n_workers = min(n_threads, b * h * n_chunks * n_splits)
+    others = [_pool(n_workers).submit(run, first, n_workers) for first in range(1, n_workers)]
+    run(0, max(n_workers, 1))
+    for other in others:
+        other.result()
+    if n_splits == 1:
+        return Partial(mean=mean[0], log_sum=log_sum[0])
+    return merge_partials([Partial(mean=mean[i], log_sum=log_sum[i]) for i in range(n_splits)])
+
+
+def token_splits(n_items: int, t: int, n_threads: int) -> int:
+    """Token ranges per (batch, head, rows): the fewest that keep threads evenly busy, none shorter than 4 spans."""
+    most = max(1, t // (4 * SPAN))
+    if n_threads == 1 or most == 1:
+        return 1
+
+    def idle(splits: int) -> float:
+        return -(-n_items * splits // n_threads) * n_threads / (n_items * splits)
+
+    candidates = range(1, min(most, 4 * n_threads) + 1)
+    return next((splits for splits in candidates if idle(splits) <= 1.1), candidates[-1])
+
+
+def repays_folding(tables: ByteTables, n_rows: int, fold_tokens: int) -> bool:
+    """Whether tables folded with the query every `fold_tokens` tokens cost less than multiplying each token's entries.
+
+    In nanoseconds of one 3.5 GHz AVX2 core; only the ratio matters. Folding multiplies 256 entries of 4 columns at once.
+    """
+    n_quads = len(_prepared(tables).entries) / 1024
+    fold = n_quads * (25.0 if n_rows == 1 else 140.0)
+    look_up = tables.n_planes * 0.3 * fold_tokens
+    multiply = n_quads * (0.3 + 0.1 * n_rows) * fold_tokens
+    return fold + look_up < multiply
+
+
+class _Problem(NamedTuple):
+    h: int
+    q: int
+    t: int
+    n: int
+    c: int
+    c_value: int
+    n_chunks: int
+    n_splits: int
+    block_tokens: int  # 0: one frame for all tokens
+    first_offset: int
+    folded: bool
+    scale: float
+    softcap: float  # 0: none
+    q_frames: np.ndarray
+    key_bias: np.ndarray  # empty: none; so the next two
+    mask: np.ndarray
+    first_visible: np.ndarray
+
+
+class _Tables(NamedTuple):
+    """Tables cut into quads: four columns wide, zero-padded, an even number for each head."""
+
+    entries: np.ndarray  # [quad][256][4]
+    columns: np.ndarray  # [quad][4][256]
+    coefficient: np.ndarray  # [quad][4], -1 where padded
+    quad_plane: np.ndarray  # [quad]
+    head_quads: np.ndarray  # [h + 1]
+    plane_quads: np.ndarray  # [plane + 1]; the padding at the end of a head belongs to no plane
+    plane_end: np.ndarray  # [plane]
+    plane_start: np.ndarray  # [h + 1]
+
+
+class _Side(NamedTuple):
+    """Where one side's bytes lie; strides in bytes, so one compilation serves every slice of a buffer."""
+
+    codes: int
+    batch_stride: int
+    plane_stride: int
+    gain_kind: int
+    gain: int
+    gain_batch_stride: int
+    gain_head_stride: int
+    gain_levels: np.ndarray
+    tables: _Tables
+
+
+def _flat(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    return tensor.detach().to(dtype).contiguous().view(-1).numpy()
+
+
+def _side(side: CodedTokens) -> _Side:
+    codes, gain = side.codes, side.gain
+    for name, tensor in (("codes", codes), ("gain", gain)):
+        if tensor is not None and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise ValueError(f"{name} have stride {tensor.stride(-1)} along the token axis; neighbours are wanted")
+    kinds = {None: NO_GAIN, torch.float32: FLOAT_GAIN, torch.float16: HALF_GAIN, torch.uint8: LEVEL_GAIN}
+    kind = kinds.get(None if gain is None else gain.dtype)
+    if kind is None:
+        raise TypeError(f"gains are {gain.dtype}; float16, float32 or bytes with levels are read")
+    size = 0 if gain is None else gain.element_size()
+    return _Side(
+        codes=codes.data_ptr(),
+        batch_stride=codes.stride(0),
+        plane_stride=codes.stride(1),
+        gain_kind=kind,
+        gain=0 if gain is None else gain.data_ptr(),
+        gain_batch_stride=0 if gain is None else gain.stride(0) * size,
+        gain_head_stride=0 if gain is None else gain.stride(1) * size,
+        gain_levels=np.zeros(0, np.float32) if side.gain_levels is None else _flat(side.gain_levels),
+        tables=_prepared(side.tables),
+    )
+
+
+def _prepared(tables: ByteTables) -> _Tables:
+    if "cpu" not in tables.prepared:
+        tables.prepared["cpu"] = _cut_into_quads(tables)
+    return tables.prepared["cpu"]
+
+
+def _cut_into_quads(tables: ByteTables) -> _Tables:
+    entries, coefficient, quad_plane = [], [], []
+    head_quads, plane_quads, plane_end = [0], [], []
+    for head in range(tables.n_heads):
+        for j in range(tables.plane_start[head], tables.plane_start[head + 1]):
+            table, index = tables.plane(j)
+            plane_quads.append(len(entries))
+            for first in range(0, len(index), 4):
+                width = min(4, len(index) - first)
+                entries.append(torch.nn.functional.pad(table[:, first : first + 4].float(), (0, 4 - width)))
+                coefficient.append(torch.nn.functional.pad(index[first : first + 4].long(), (0, 4 - width), value=-1))
+                quad_plane.append(j)
+            plane_end.append(len(entries))
+        if len(entries) % 2:
+            entries.append(torch.zeros(256, 4))
+            coefficient.append(torch.full((4,), -1))
+            quad_plane.append(quad_plane[-1])
+        head_quads.append(len(entries))
+    stacked = torch.stack(entries) if entries else torch.zeros(0, 256, 4)
+    return _Tables(
+        entries=_flat(stacked),
+        columns=_flat(stacked.mT),
+        coefficient=_flat(torch.cat(coefficient), torch.int64) if entries else np.zeros(0, np.int64),
+        quad_plane=np.array(quad_plane, np.int64),
+        head_quads=np.array(head_quads, np.int64),
+        plane_quads=np.array(plane_quads, np.int64),
+        plane_end=np.array(plane_end, np.int64),
+        plane_start=np.array(tables.plane_start, np.int64),
+    )
+
+
+@cache
+def _pool(n_workers: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(n_workers - 1, thread_name_prefix="karhunen-byte-attention")
+
+
+@njit(cache=True, nogil=True)
+def _attend(rows, problem, keys, values, first_item, step, n_items, mean, log_sum):
+    """Items first_item, first_item + step, … of (batch, head, chunk of rows, token range)."""
+    n_rows = len(rows)
+    most_planes = _longest(values.tables.plane_start)
+    most_quads = _longest(keys.tables.head_quads)
+    query = np.empty(most_quads * 4 * n_rows, np.float32)
+    folded = np.empty(_longest(keys.tables.plane_start) * 256 * n_rows if problem.folded else 0, np.float32)
+    histogram = np.empty(most_planes * 256 * n_rows, np.float32)
+    scores = np.empty(SPAN * n_rows + 8, np.float32)
+    gains = np.empty(SPAN + 8, np.float32)
+    copied = np.zeros(0 if problem.folded else _longest(keys.tables.plane_start) * COPIED, np.uint8)
+    for item in range(first_item, n_items, step):
+        split = item % problem.n_splits
+        chunk = item // problem.n_splits % problem.n_chunks
+        head = item // (problem.n_splits * problem.n_chunks) % problem.h
+        batch = item // (problem.n_splits * problem.n_chunks * problem.h)
+        n_planes = values.tables.plane_start[head + 1] - values.tables.plane_start[head]
+        used = histogram[: n_planes * 256 * n_rows]
+        total, reference = _read_tokens(
+            rows, problem, keys, values, batch, head, chunk, split, query, folded, used, scores, gains, copied
+        )
+        n_batches = n_items // (problem.n_splits * problem.n_chunks * problem.h)
+        row = ((split * n_batches + batch) * problem.h + head) * problem.q + chunk * n_rows
+        for r in range(min(n_rows, problem.q - chunk * n_rows)):
+            log_sum[row + r] = reference[r] + np.log(total[r]) if total[r] > 0 else -np.inf
+            inverse = 1 / total[r] if total[r] > 0 else 0.0
+            begin = (row + r) * problem.c_value
+            _mean_entry(n_rows, values.tables, head, r, used, inverse, mean[begin : begin + problem.c_value])
+
+
+@njit(cache=True, nogil=True)
+def _longest(starts):
+    longest = 0
+    for i in range(len(starts) - 1):
+        longest = max(longest, starts[i + 1] - starts[i])
+    return longest
+
+
+@njit(cache=True, nogil=True)
+def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, query, folded, histogram, scores, gains, copied):
+    """Fill the histograms of one item; return each row's sum of weights and the reference they are relative to."""
+    n_rows = len(rows)
+    first_row = chunk * n_rows
+    per_split = -(-problem.t // (problem.n_splits * SPAN)) * SPAN
+    begin = min(problem.t, split * per_split)
+    end = min(problem.t, begin + per_split)
+    if len(problem.first_visible):
+        begin = max(begin, _earliest(problem, batch, first_row, n_rows))
+
+    total = np.zeros(n_rows)
+    reference = np.full(8, INVISIBLE, np.float32)
+    largest = np.empty(8, np.float32)
+    span_sum = np.empty(8, np.float32)
+    bias = np.zeros(8, np.float32)
+    histogram[:] = 0
+    block = -1
+    for span in range(begin, end, SPAN):
+        span_end = min(end, span + SPAN)
+        _load_gains(keys, batch, head, span, span_end - span, problem.scale, gains)
+        start = span
+        while start < span_end:
+            stop = span_end
+            here = 0
+            if problem.block_tokens > 0:
+                here = (start + problem.first_offset) // problem.block_tokens
+                stop = min(stop, (here + 1) * problem.block_tokens - problem.first_offset)
+            if here != block:
+                block = here
+                _load_bias(problem, batch, head, first_row, n_rows, block, bias)
+                _load_query(problem, keys.tables, batch, head, first_row, n_rows, block, query)
+                if problem.folded:
+                    _fold(rows, keys.tables, head, query, folded)
+            out = (start - span) * n_rows
+            if problem.folded:
+                _score_folded(rows, keys, batch, head, start, stop, folded, scores, out)
+            else:
+                _score_direct(rows, keys, batch, head, start, stop, query, copied, scores, out)
+            constant = load(8, bias, 0)
+            for i in range(0, (stop - start) * n_rows, 8):
+                gain = spread(rows, gains, start - span + i // n_rows)
+                store(scores, out + i, fma(load(8, scores, out + i), gain, constant))
+            start = stop
+
+        n_scores = (span_end - span) * n_rows
+        if problem.softcap > 0:
+            _cap(scores, n_scores, problem.softcap)
+        if len(problem.mask):
+            _hide_masked(rows, problem, batch, span, span_end, scores)
+        if len(problem.first_visible):
+            _hide_early(problem, batch, first_row, n_rows, span, span_end, scores)
+        store(scores, n_scores, splat(8, -np.inf))
+
+        most = splat(8, INVISIBLE)
+        for i in range(0, n_scores, 8):
+            most = maximum(load(8, scores, i), most)
+        store(largest, 0, most)
+        if _raise_reference(n_rows, largest, reference, total):
+            change = load(8, largest, 0)
+            for i in range(0, len(histogram), 8):
+                store(histogram, i, mul(load(8, histogram, i), change))
+
+        _load_gains(values, batch, head, span, span_end - span, 1.0, gains)
+        minus_one = splat(8, -1.0)
+        base = load(8, reference, 0)
+        summed = splat(8, 0.0)
+        for i in range(0, n_scores, 8):
+            weight = exp(fma(base, minus_one, load(8, scores, i)))
+            summed = add(summed, weight)
+            store(scores, i, mul(weight, spread(rows, gains, i // n_rows)))
+        store(span_sum, 0, summed)
+        for lane in range(8):
+            total[lane % n_rows] += span_sum[lane]
+        _count(rows, values, batch, head, span, span_end, scores, histogram)
+    return total, reference
+
+
+@njit(cache=True, nogil=True)
+def _earliest(problem, batch, first_row, n_rows):
+    earliest = problem.t
+    for row in range(first_row, min(problem.q, first_row + n_rows)):
+        earliest = min(earliest, problem.first_visible[batch * problem.q + row])
+    return max(earliest, 0)
+
+
+@njit(cache=True, nogil=True)
+def _load_gains(side, batch, head, first, n_tokens, scale, gains):
+    """Gains of a span, times scale; eight more are set, for vectors that reach past the end."""
+    address = side.gain + batch * side.gain_batch_stride + head * side.gain_head_stride
+    whole = n_tokens // 8 * 8
+    factor = splat(8, scale)
+    if side.gain_kind == NO_GAIN:
+        for n in range(0, n_tokens + 8, 8):
+            store(gains, min(n, SPAN), factor)
+        return
+    if side.gain_kind == LEVEL_GAIN:
+        for n in range(n_tokens):
+            gains[n] = side.gain_levels[byte(address + first + n)] * np.float32(scale)
+    elif side.gain_kind == HALF_GAIN:
+        for n in range(0, whole, 8):
+            store(gains, n, mul(load_half(8, address + 2 * (first + n)), factor))
+        for n in range(whole, n_tokens):
+            store(gains, n, mul(load_half(1, address + 2 * (first + n)), splat(1, scale)))
+    else:
+        for n in range(n_tokens):
+            gains[n] = simd.single(address + 4 * (first + n)) * np.float32(scale)
+    store(gains, n_tokens, splat(8, 0.0))
+
+
+@njit(cache=True, nogil=True)
+def _load_bias(problem, batch, head, first_row, n_rows, block, bias):
+    if not len(problem.key_bias):
+        return
+    for lane in range(8):
+        row = first_row + lane % n_rows
+        if row < problem.q:
+            value = problem.key_bias[((batch * problem.h + head) * problem.q + row) * problem.n + block]
+            bias[lane] = value * np.float32(problem.scale)
+
+
+@njit(cache=True, nogil=True)
+def _load_query(problem, tables, batch, head, first_row, n_rows, block, query):
+    """q′ in the order of the quads. Folding reads it as [quad][4][row], the direct path as [pair][row][8]."""
+    first = tables.head_quads[head]
+    for quad in range(tables.head_quads[head + 1] - first):
+        for k in range(4):
+            c = tables.coefficient[(first + quad) * 4 + k]
+            for r in range(n_rows):
+                row = first_row + r
+                value = np.float32(0)
+                if c >= 0 and row < problem.q:
+                    frame = ((batch * problem.h + head) * problem.q + row) * problem.n + block
+                    value = problem.q_frames[frame * problem.c + c]
+                if problem.folded:
+                    query[(quad * 4 + k) * n_rows + r] = value
+                else:
+                    query[(quad // 2 * n_rows + r) * 8 + quad % 2 * 4 + k] = value
+
+
+@njit(cache=True, nogil=True)
+def _fold(rows, tables, head, query, folded):
+    """Each entry's product with q′, for every row: [plane][256][row]."""
+    n_rows = len(rows)
+    first_plane, first_quad = tables.plane_start[head], tables.head_quads[head]
+    for plane in range(first_plane, tables.plane_start[head + 1]):
+        out = (plane - first_plane) * 256 * n_rows
+        for quad in range(tables.plane_quads[plane], tables.plane_end[plane]):
+            fresh = quad == tables.plane_quads[plane]
+            q = (quad - first_quad) * 4 * n_rows
+            column = quad * 1024
+            if n_rows == 1:
+                a, b, c, d = splat(8, query[q]), splat(8, query[q + 1]), splat(8, query[q + 2]), splat(8, query[q + 3])
+                for i in range(0, 256, 8):
+                    x = splat(8, 0.0) if fresh else load(8, folded, out + i)
+                    x = fma(load(8, tables.columns, column + i), a, x)
+                    x = fma(load(8, tables.columns, column + 256 + i), b, x)
+                    x = fma(load(8, tables.columns, column + 512 + i), c, x)
+                    store(folded, out + i, fma(load(8, tables.columns, column + 768 + i), d, x))
+            else:
+                e, f = load(rows, query, q), load(rows, query, q + n_rows)
+                g, h = load(rows, query, q + 2 * n_rows), load(rows, query, q + 3 * n_rows)
+                for i in range(256):
+                    at = column + 4 * i
+                    y = splat(rows, 0.0) if fresh else load(rows, folded, out + i * n_rows)
+                    y = fma(splat(rows, tables.entries[at]), e, y)
+                    y = fma(splat(rows, tables.entries[at + 1]), f, y)
+                    y = fma(splat(rows, tables.entries[at + 2]), g, y)
+                    store(folded, out + i * n_rows, fma(splat(rows, tables.entries[at + 3]), h, y))
+
+
+@njit(cache=True, nogil=True)
+def _score_folded(rows, keys, batch, head, start, stop, folded, scores, out):
+    """Scores of tokens start … stop: a look-up and an addition per byte, four planes a pass, four tokens a word."""
+    n_rows = len(rows)
+    low = 255 * n_rows
+    first = keys.tables.plane_start[head]
+    n_planes = keys.tables.plane_start[head + 1] - first
+    n_tokens = stop - start
+    whole = n_tokens // 4 * 4
+    stride = keys.plane_stride
+    address = keys.codes + batch * keys.batch_stride + first * stride + start
+    for plane in range(0, n_planes // 4 * 4, 4):
+        a = address + plane * stride
+        b, c, d = a + stride, a + 2 * stride, a + 3 * stride
+        f = plane * 256 * n_rows
+        g, h, i = f + 256 * n_rows, f + 512 * n_rows, f + 768 * n_rows
+        for n in range(0, whole, 4):
+            w, x = four_bytes(a + n) * n_rows, four_bytes(b + n) * n_rows
+            y, z = four_bytes(c + n) * n_rows, four_bytes(d + n) * n_rows
+            for k in range(4):
+                at = out + (n + k) * n_rows
+                u = splat(rows, 0.0) if plane == 0 else load(rows, scores, at)
+                u = add(u, load(rows, folded, f + ((w >> (8 * k)) & low)))
+                u = add(u, load(rows, folded, g + ((x >> (8 * k)) & low)))
+                v = add(
+                    load(rows, folded, h + ((y >> (8 * k)) & low)), load(rows, folded, i + ((z >> (8 * k)) & low))
+                )
+                store(scores, at, add(u, v))
+        for n in range(whole, n_tokens):
+            at = out + n * n_rows
+            u = splat(rows, 0.0) if plane == 0 else load(rows, scores, at)
+            u = add(u, load(rows, folded, f + byte(a + n) * n_rows))
+            u = add(u, load(rows, folded, g + byte(b + n) * n_rows))
+            v = add(load(rows, folded, h + byte(c + n) * n_rows), load(rows, folded, i + byte(d + n) * n_rows))
+            store(scores, at, add(u, v))
+    if n_planes < 4:
+        for n in range(n_tokens):
+            store(scores, out + n * n_rows, splat(rows, 0.0))
+    for plane in range(n_planes // 4 * 4, n_planes):
+        for n in range(n_tokens):
+            at = out + n * n_rows
+            entry = load(rows, folded, plane * 256 * n_rows + byte(address + plane * stride + n) * n_rows)
+            store(scores, at, add(load(rows, scores, at), entry))
+
+
+@njit(cache=True, nogil=True)
+def _score_direct(rows, keys, batch, head, start, stop, query, copied, scores, out):
+    """Scores of tokens start … stop from the entries themselves: two quads a vector, eight (token, row) sums at once."""
+    n_rows = len(rows)
+    tables = keys.tables
+    first = tables.plane_start[head]
+    n_planes = tables.plane_start[head + 1] - first
+    first_quad = tables.head_quads[head]
+    n_pairs = (tables.head_quads[head + 1] - first_quad) // 2
+    address = keys.codes + batch * keys.batch_stride + first * keys.plane_stride
+    local = copied.ctypes.data
+    for part in range(start, stop, COPIED):
+        n_tokens = min(COPIED, stop - part)
+        for plane in range(n_planes):
+            source = address + plane * keys.plane_stride + part
+            if n_tokens == COPIED:
+                simd.copy_bytes(64, local + plane * COPIED, source)
+            else:
+                for n in range(n_tokens):
+                    copied[plane * COPIED + n] = byte(source + n)
+        for n in range(0, n_tokens, 8 // n_rows):
+            zero = splat(8, 0.0)
+            s, t, u, v, w, x, y, z = zero, zero, zero, zero, zero, zero, zero, zero
+            for pair in range(n_pairs):
+                left = first_quad + 2 * pair
+                a = local + (tables.quad_plane[left] - first) * COPIED + n
+                b = local + (tables.quad_plane[left + 1] - first) * COPIED + n
+                e = left * 1024
+                q = pair * n_rows * 8
+                # Sum i is of token i // n_rows and row i % n_rows; equal loads below become one.
+                s = fma(_entry(tables, a, b, e, 0 // n_rows), load(8, query, q + 0 % n_rows * 8), s)
+                t = fma(_entry(tables, a, b, e, 1 // n_rows), load(8, query, q + 1 % n_rows * 8), t)
+                u = fma(_entry(tables, a, b, e, 2 // n_rows), load(8, query, q + 2 % n_rows * 8), u)
+                v = fma(_entry(tables, a, b, e, 3 // n_rows), load(8, query, q + 3 % n_rows * 8), v)
+                w = fma(_entry(tables, a, b, e, 4 // n_rows), load(8, query, q + 4 % n_rows * 8), w)
+                x = fma(_entry(tables, a, b, e, 5 // n_rows), load(8, query, q + 5 % n_rows * 8), x)
+                y = fma(_entry(tables, a, b, e, 6 // n_rows), load(8, query, q + 6 % n_rows * 8), y)
+                z = fma(_entry(tables, a, b, e, 7 // n_rows), load(8, query, q + 7 % n_rows * 8), z)
+            store(scores, out + (part - start + n) * n_rows, sums_of_eight(s, t, u, v, w, x, y, z))
+
+
+@njit(cache=True, nogil=True)
+def _entry(tables, a, b, e, k):
+    return load_pair(tables.entries, e + byte(a + k) * 4, e + 1024 + byte(b + k) * 4)
+
+
+@njit(cache=True, nogil=True)
+def _cap(scores, n_scores, softcap):
+    """s becomes c · tanh(s / c) = c − 2c / (e^(2s/c) + 1)."""
+    top, inverse, minus_two, one = splat(8, softcap), splat(8, 2 / softcap), splat(8, -2 * softcap), splat(8, 1.0)
+    for i in range(0, n_scores, 8):
+        shrunk = divide(minus_two, add(exp(mul(load(8, scores, i), inverse)), one))
+        store(scores, i, add(top, shrunk))
+
+
+@njit(cache=True, nogil=True)
+def _hide_masked(rows, problem, batch, span, span_end, scores):
+    n_rows = len(rows)
+    for n in range(span, span_end):
+        at = (n - span) * n_rows
+        store(scores, at, add(load(rows, scores, at), splat(rows, problem.mask[batch * problem.t + n])))
+
+
+@njit(cache=True, nogil=True)
+def _hide_early(problem, batch, first_row, n_rows, span, span_end, scores):
+    for row in range(first_row, min(problem.q, first_row + n_rows)):
+        for n in range(span, min(span_end, problem.first_visible[batch * problem.q + row])):
+            scores[(n - span) * n_rows + row - first_row] = -np.inf
+
+
+@njit(cache=True, nogil=True)
+def _raise_reference(n_rows, largest, reference, total):
+    """Move rows whose largest score outgrew their reference; `largest` becomes the factor on what they summed so far."""
+    moved = False
+    for row in range(n_rows):
+        most = largest[row]
+        for lane in range(row, 8, n_rows):
+            most = max(most, largest[lane])
+        change = np.float32(1)
+        if most > reference[row] + SLACK:
+            change = np.float32(np.exp(np.float64(reference[row]) - most))
+            moved = moved or total[row] > 0
+            total[row] *= change
+        else:
+            most = reference[row]
+        for lane in range(row, 8, n_rows):
+            reference[lane] = most
+            largest[lane] = change
+    return moved
+
+
+@njit(cache=True, nogil=True)
+def _count(rows, values, batch, head, span, span_end, weights, histogram):
+    """Add each token's weights to the bin of its byte in every plane."""
+    n_rows = len(rows)
+    low = 255 * n_rows
+    first = values.tables.plane_start[head]
+    n_planes = values.tables.plane_start[head + 1] - first
+    n_tokens = span_end - span
+    whole = n_tokens // 4 * 4
+    stride = values.plane_stride
+    address = values.codes + batch * values.batch_stride + first * stride + span
+    for plane in range(0, n_planes // 4 * 4, 4):
+        a = address + plane * stride
+        b, c, d = a + stride, a + 2 * stride, a + 3 * stride
+        f = plane * 256 * n_rows
+        g, h, i = f + 256 * n_rows, f + 512 * n_rows, f + 768 * n_rows
+        for n in range(0, whole, 4):
+            w, x = four_bytes(a + n) * n_rows, four_bytes(b + n) * n_rows
+            y, z = four_bytes(c + n) * n_rows, four_bytes(d + n) * n_rows
+            for k in range(4):
+                weight = load(rows, weights, (n + k) * n_rows)
+                _add_to(rows, histogram, f + ((w >> (8 * k)) & low), weight)
+                _add_to(rows, histogram, g + ((x >> (8 * k)) & low), weight)
+                _add_to(rows, histogram, h + ((y >> (8 * k)) & low), weight)
+                _add_to(rows, histogram, i + ((z >> (8 * k)) & low), weight)
+        for n in range(whole, n_tokens):
+            weight = load(rows, weights, n * n_rows)
+            _add_to(rows, histogram, f + byte(a + n) * n_rows, weight)
+            _add_to(rows, histogram, g + byte(b + n) * n_rows, weight)
+            _add_to(rows, histogram, h + byte(c + n) * n_rows, weight)
+            _add_to(rows, histogram, i + byte(d + n) * n_rows, weight)
+    for plane in range(n_planes // 4 * 4, n_planes):
+        for n in range(n_tokens):
+            at = (plane * 256 + byte(address + plane * stride + n)) * n_rows
+            _add_to(rows, histogram, at, load(rows, weights, n * n_rows))
+
+
+@njit(cache=True, nogil=True)
+def _add_to(rows, histogram, at, weight):
+    store(histogram, at, add(load(rows, histogram, at), weight))
+
+
+@njit(cache=True, nogil=True)
+def _mean_entry(n_rows, tables, head, r, histogram, inverse, mean):
+    """Row r's histogram of weights times the tables: the mean in coefficients."""
+    mean[:] = 0
+    first = tables.plane_start[head]
+    quad_sum = np.empty(4, np.float32)
+    for plane in range(first, tables.plane_start[head + 1]):
+        weight = (plane - first) * 256 * n_rows + r
+        for quad in range(tables.plane_quads[plane], tables.plane_end[plane]):
+            even, odd = splat(4, 0.0), splat(4, 0.0)
+            for i in range(0, 256, 2):
+                at = quad * 1024 + 4 * i
+                even = fma(splat(4, histogram[weight + i * n_rows]), load(4, tables.entries, at), even)
+                odd = fma(splat(4, histogram[weight + (i + 1) * n_rows]), load(4, tables.entries, at + 4), odd)
+            store(quad_sum, 0, add(even, odd))
+            for k in range(4):
+                c = tables.coefficient[quad * 4 + k]
+                if c >= 0:
+                    mean[c] += quad_sum[k] * np.float32(inverse)

@@ -1,0 +1,31 @@
+"""Which bytes: a `PackingSpec` lays symbols of given widths out as byte planes `[b p t]`."""
+
+from abc import ABC, abstractmethod
+
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+
+class Layout(ABC):
+    """The layout of a token's bytes; `unpack(pack(s)) == s`, bit for bit."""
+
+    @property
+    @abstractmethod
+    def bytes_per_token(self) -> int:
+        """Bytes that hold one token."""
+
+    @abstractmethod
+    def pack(self, symbols: Int[Tensor, "b s t"]) -> UInt8[Tensor, "b p t"]:
+        """Symbols to bytes; ValueError if one does not fit its width."""
+
+    @abstractmethod
+    def unpack(self, planes: UInt8[Tensor, "b p t"]) -> Int[Tensor, "b s t"]:
+        """The mirror of `pack`."""
+
+
+class PackingSpec(ABC):
+    """What was asked for."""
+
+    @abstractmethod
+    def fit(self, widths: tuple[int, ...]) -> Layout:
+        """The layout for symbols of these widths."""

@@ -1,0 +1,50 @@
+"""k-means for many small codebooks at once: the nearest of E entries, then the mean of what chose it.
+
+    minimise Σ_n w_n min_e ‖x_n − entry_e‖²
+
+Source: Lloyd (1982). Here: all codebooks of a layer run as one batch; an empty entry takes over half of the cluster
+with the largest error; entries start at samples drawn by a seeded generator, so the same samples give the same tables.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def kmeans(
+    x: Float[Tensor, "s n w"], n_entries: int, n_iterations: int, seed: int, weight: Float[Tensor, "s n"] | None = None
+) -> Float[Tensor, "s entries w"]:
+    """Codebooks of `n_entries` for each of `s` sample sets; ValueError if there are fewer samples than entries."""
+    s, n, w = x.shape
+    if n < n_entries:
+        raise ValueError(f"{n} calibration samples cannot train {n_entries} codebook entries; calibrate on more text")
+    x = x.float()
+    weight = torch.ones(s, n) if weight is None else weight.float()
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randperm(n, generator=generator)[:n_entries].sort().values
+    entries = x[:, start].clone()
+    for _ in range(n_iterations):
+        chosen, error = nearest(x, entries)
+        mass = torch.zeros(s, n_entries).scatter_add_(1, chosen, weight)
+        total = torch.zeros(s, n_entries, w).scatter_add_(1, chosen[..., None].expand(-1, -1, w), x * weight[..., None])
+        entries = torch.where(mass[..., None] > 0, total / mass[..., None].clamp_min(1e-30), entries)
+        _reseed_empty(entries, mass, chosen, error * weight)
+    return entries
+
+
+def nearest(x: Float[Tensor, "s n w"], entries: Float[Tensor, "s e w"]) -> tuple[Int[Tensor, "s n"], Tensor]:
+    """Index of the nearest entry (the lowest on a tie) and the squared distance to it, in the dtype of `x`."""
+    half_norm = entries.square().sum(-1) / 2
+    score = torch.baddbmm(half_norm[:, None], x, entries.mT, beta=-1)  # ⟨x, e⟩ − ‖e‖²/2
+    best, chosen = score.max(-1)
+    return chosen, (x.square().sum(-1) - 2 * best).clamp_min(0)
+
+
+def _reseed_empty(entries: Tensor, mass: Tensor, chosen: Tensor, error: Tensor) -> None:
+    for book in (mass == 0).any(-1).nonzero().squeeze(-1).tolist():
+        spent = torch.zeros(entries.shape[1]).scatter_add_(0, chosen[book], error[book])
+        worst = spent.sort(descending=True, stable=True).indices
+        for empty, donor in zip((mass[book] == 0).nonzero().squeeze(-1).tolist(), worst.tolist(), strict=False):
+            nudge = 1e-3 * entries[book, donor].abs().clamp_min(1e-6)
+            entries[book, empty] = entries[book, donor] + nudge
+            entries[book, donor] -= nudge

@@ -1,0 +1,116 @@
+"""The best 2^w points for a Gaussian coefficient of known spread.
+
+    levels t_k = E[x | x in cell k],  cell borders half-way between levels,   ŷ = gain · σ_i · t_symbol
+
+Source: Lloyd (1982), Max (1960); used on rotated vectors by TurboQuant (arXiv:2504.19874), whose coordinates are all
+but Gaussian with σ = norm/√d. Here: σ_i comes from calibration where moments were gathered, and is 1 otherwise (after
+the gain, a rotated vector's coordinates have unit variance).
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from karhunen.allocation.base import RateCost
+from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec
+from karhunen.quantizers.gains import GAIN_BITS, apply_gain, split_gain
+
+
+@final
+@dataclass(frozen=True)
+class LloydMax(QuantizerSpec):
+    """Scalar Gaussian codebooks; `gain` stores the vector's level, `scaled` takes each coefficient's σ from moments."""
+
+    gain: bool = True
+    scaled: bool = False
+
+    @property
+    def needs_moments(self) -> bool:  # type: ignore[override]
+        """Only for σ."""
+        return self.scaled
+
+    def cost(self, c: int) -> RateCost:
+        """Integer widths, one gain per token."""
+        return RateCost(token_bits=GAIN_BITS if self.gain else 0)
+
+    def fit(self, data: QuantizerData) -> "LloydMaxQuantizer":
+        """σ of each coefficient, and the widths."""
+        bits = data.rates.round().int()
+        sigma = torch.ones(bits.shape)
+        if self.scaled:
+            variance = data.require_moments().second_moment.diagonal(dim1=-2, dim2=-1)
+            level = variance.mean(-1, keepdim=True) if self.gain else torch.ones_like(variance[:, :1])
+            sigma = (variance / level).clamp_min(1e-30).sqrt().float()
+        return LloydMaxQuantizer(bits, sigma, self.gain)
+
+
+@final
+@dataclass(frozen=True)
+class LloydMaxQuantizer(Quantizer):
+    """Gaussian codebooks of 2^bits levels, scaled by σ; coefficients of width 0 are dropped."""
+
+    bits: Int[Tensor, "g c"]
+    sigma: Float[Tensor, "g c"]
+    gain: bool
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the kept coefficients, head group by head group."""
+        return tuple(int(w) for w in self.bits.flatten() if w > 0)
+
+    def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
+        """Side information: `gain` [b g t], where there is one."""
+        y = y.double()
+        side: dict[str, Tensor] = {}
+        if self.gain:
+            y, side["gain"] = split_gain(y)
+        rows = (y / self.sigma[:, None].double()).transpose(-2, -1).flatten(1, 2)
+        symbols = torch.empty(rows.shape[0], len(self.widths), rows.shape[-1], dtype=torch.int32, device=y.device)
+        for width, at, kept in self._by_width():
+            _, borders = gaussian_levels(width)
+            symbols[:, at] = torch.bucketize(rows[:, kept].contiguous(), borders.to(y.device)).int()
+        return Codes(symbols, side)
+
+    def decode(self, codes: Codes) -> Float[Tensor, "b g t c"]:
+        """The mirror of `encode`."""
+        g, c = self.bits.shape
+        b, _, t = codes.symbols.shape
+        rows = torch.zeros(b, g * c, t, device=codes.symbols.device)
+        for width, at, kept in self._by_width():
+            levels, _ = gaussian_levels(width)
+            rows[:, kept] = levels.float().to(rows.device)[codes.symbols[:, at]]
+        y = rows.unflatten(1, (g, c)).transpose(-2, -1) * self.sigma[:, None]
+        return apply_gain(y, codes.side["gain"]) if self.gain else y
+
+    def _by_width(self) -> list[tuple[int, Tensor, Tensor]]:
+        kept = self.bits.flatten().nonzero().squeeze(-1)
+        widths = self.bits.flatten()[kept]
+        found: list[tuple[int, Tensor, Tensor]] = []
+        for width in sorted(set(widths.tolist())):
+            at = (widths == width).nonzero().squeeze(-1)
+            found.append((int(width), at, kept[at]))
+        return found
+
+
+@cache
+def gaussian_levels(width: int) -> tuple[Float[Tensor, " levels"], Float[Tensor, " borders"]]:
+    """Lloyd–Max levels and inner borders of N(0, 1) at 2^width levels, float64; found by Lloyd's iteration."""
+    n = 2**width
+    normal = torch.distributions.Normal(0.0, 1.0, validate_args=False)
+    quantiles = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    levels = normal.icdf(quantiles) * 1.2
+    edge = torch.full((1,), torch.inf, dtype=torch.float64)
+    for _ in range(20 * n + 1000):
+        borders = torch.cat([-edge, (levels[1:] + levels[:-1]) / 2, edge])
+        density = (-borders.square() / 2).exp() / (2 * torch.pi) ** 0.5
+        mass = torch.special.ndtr(borders).diff()
+        improved = -density.diff() / mass
+        improved = (improved - improved.flip(0)) / 2
+        if bool((improved - levels).abs().max() < 1e-13):
+            break
+        levels = improved
+    return levels, (levels[1:] + levels[:-1]) / 2

@@ -1,0 +1,132 @@
+"""The fitted vector quantizer: one byte (or symbol) names one entry of a table that covers a few coefficients.
+
+    ŷ[coordinates of plane j] += table_j[symbol_j],    ŷ = gain · that
+
+Every static codec of the house ends here: group VQ, product VQ, residual VQ and byte codes differ only in which
+coefficients share a symbol, so one read path serves them all. A plane of a later stage codes what the planes before it
+left over.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from karhunen.quantizers.base import Codes, Quantizer
+from karhunen.quantizers.gains import apply_gain, split_gain
+from karhunen.quantizers.kmeans import nearest
+
+CHUNK_TOKENS = 4096  # bounds the distance table: tokens × entries × planes of one width
+
+
+@final
+@dataclass(frozen=True)
+class VectorQuantizer(Quantizer):
+    """`s` planes over `g` head groups of `c` coefficients. Plane j belongs to group `plane_group[j]`, stage
+    `plane_stage[j]`, has 2^`plane_bits[j]` entries of `plane_size[j]` coefficients at `coordinates` (concatenated).
+
+    `entries` holds all tables end to end, row by row; `scale[j]` multiplies table j (1 unless the entries are float8).
+    """
+
+    g: int
+    c: int
+    gain: bool
+    plane_group: Int[Tensor, " s"]
+    plane_stage: Int[Tensor, " s"]
+    plane_bits: Int[Tensor, " s"]
+    plane_size: Int[Tensor, " s"]
+    coordinates: Int[Tensor, " total"]
+    entries: Tensor
+    scale: Float[Tensor, " s"]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Bits of each plane's symbol."""
+        return tuple(self.plane_bits.tolist())
+
+    def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
+        """Side information: `gain` [b g t], where there is one."""
+        y = y.double()
+        side: dict[str, Tensor] = {}
+        if self.gain:
+            y, side["gain"] = split_gain(y)
+        parts = [self._encode_rows(part) for part in y.split(CHUNK_TOKENS, dim=2)]
+        empty = torch.empty(y.shape[0], len(self.widths), 0, dtype=torch.int32, device=y.device)
+        return Codes(torch.cat(parts, dim=-1) if parts else empty, side)
+
+    def decode(self, codes: Codes) -> Float[Tensor, "b g t c"]:
+        """The mirror of `encode`."""
+        b, _, t = codes.symbols.shape
+        rows = torch.zeros(b, t, self.g * self.c, device=codes.symbols.device)
+        for bucket in self.buckets:
+            self._add(rows, bucket, codes.symbols[:, bucket.planes])
+        y = rows.unflatten(-1, (self.g, self.c)).transpose(1, 2)
+        return apply_gain(y, codes.side["gain"]) if self.gain else y
+
+    def table(self, plane: int) -> Float[Tensor, "entries size"]:
+        """The entries of one plane, float32, scale applied."""
+        n, size = 2 ** int(self.plane_bits[plane]), int(self.plane_size[plane])
+        start = self._entry_offsets[plane]
+        return self.entries[start : start + n * size].float().reshape(n, size) * self.scale[plane]
+
+    def plane_coordinates(self, plane: int) -> Int[Tensor, " size"]:
+        """Which coefficients (of the plane's group) a plane covers."""
+        start = self._coordinate_offsets[plane]
+        return self.coordinates[start : start + int(self.plane_size[plane])].long()
+
+    @cached_property
+    def buckets(self) -> tuple["Bucket", ...]:
+        """Planes of equal stage, entry count and size, which are coded as one batch; stages in order."""
+        keys = list(zip(self.plane_stage.tolist(), self.plane_bits.tolist(), self.plane_size.tolist(), strict=True))
+        found: list[Bucket] = []
+        for key in sorted(set(keys)):
+            planes = [j for j, k in enumerate(keys) if k == key]
+            columns = [self.plane_coordinates(j) + int(self.plane_group[j]) * self.c for j in planes]
+            tables = torch.stack([self.table(j) for j in planes])
+            found.append(Bucket(torch.tensor(planes), torch.stack(columns), tables))
+        return tuple(found)
+
+    def _encode_rows(self, y: Float[Tensor, "b g t c"]) -> Int[Tensor, "b s t"]:
+        b, _, t, _ = y.shape
+        rest = y.transpose(1, 2).flatten(2).clone()  # [b t gc]
+        symbols = torch.empty(b, len(self.widths), t, dtype=torch.int32, device=y.device)
+        last_stage = int(self.plane_stage.max()) if len(self.widths) else 0
+        for bucket in self.buckets:
+            x = rest[:, :, bucket.columns].permute(2, 0, 1, 3).flatten(1, 2)  # [s bt w]
+            chosen, _ = nearest(x, bucket.tables.double())
+            chosen = chosen.unflatten(1, (b, t)).transpose(0, 1)  # [b s t]
+            symbols[:, bucket.planes] = chosen.int()
+            if last_stage > 0:
+                self._add(rest, bucket, chosen, sign=-1)
+        return symbols
+
+    def _add(self, rows: Tensor, bucket: "Bucket", symbols: Tensor, sign: int = 1) -> None:
+        s, e, w = bucket.tables.shape
+        index = symbols.long() + e * torch.arange(s, device=symbols.device)[:, None]
+        values = bucket.tables.to(rows.dtype).flatten(0, 1)[index]  # [b s t w]
+        columns = bucket.columns.flatten()
+        rows[:, :, columns] += sign * values.transpose(1, 2).flatten(2)
+
+    @cached_property
+    def _entry_offsets(self) -> list[int]:
+        sizes = zip(self.plane_bits.tolist(), self.plane_size.tolist(), strict=True)
+        return list(accumulate((2**bits * size for bits, size in sizes), initial=0))
+
+    @cached_property
+    def _coordinate_offsets(self) -> list[int]:
+        return list(accumulate(self.plane_size.tolist(), initial=0))
+
+
+@final
+@dataclass(frozen=True)
+class Bucket:
+    """Planes that are coded as one batch; `columns` index the g·c coefficients of a token. No two planes of a bucket
+    cover the same coefficient."""
+
+    planes: Int[Tensor, " s"]
+    columns: Int[Tensor, "s w"]
+    tables: Float[Tensor, "s e w"]

@@ -1,0 +1,110 @@
+"""A method is a recipe: a few independent choices for keys, the same choices for values, and one window for both.
+
+    frame · metric · transform · allocation · quantizer · packing   for each side,   window   for both
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self, final
+
+from karhunen.allocation.base import Allocation
+from karhunen.allocation.uniform import Uniform
+from karhunen.frames.rope_frame import RopeFrame
+from karhunen.metrics.base import Metric
+from karhunen.metrics.plain import Plain
+from karhunen.packing.base import PackingSpec
+from karhunen.packing.bit_fields import FixedWidth
+from karhunen.quantizers.affine import Affine
+from karhunen.quantizers.base import QuantizerSpec
+from karhunen.statistics.need import Need, Slot
+from karhunen.transforms.base import TransformSpec
+from karhunen.transforms.identity import Identity
+from karhunen.values import Kinds, assemble, fingerprint, kinds_in, to_dict
+from karhunen.windows.base import Window
+from karhunen.windows.sink_recent import SinkRecent
+
+SPEC_PACKAGES = tuple(
+    f"karhunen.{folder}"
+    for folder in ("statistics", "frames", "metrics", "transforms", "allocation", "quantizers", "packing", "windows")
+)
+
+
+@final
+@dataclass(frozen=True)
+class Side:
+    """How one side of the cache, keys or values, is coded. The defaults are the plainest choice of each axis."""
+
+    frame: RopeFrame = RopeFrame()
+    metric: Metric = Plain()
+    transform: TransformSpec = Identity()
+    allocation: Allocation = Uniform(8)
+    quantizer: QuantizerSpec = Affine()
+    packing: PackingSpec = FixedWidth()
+
+    def needs(self, slot: Slot, skip_tokens: int) -> frozenset[Need]:
+        """The statistics `fit` reads for this side; the window's sinks are skipped."""
+        about = self.about(slot, skip_tokens)
+        found = self.metric.needs(about)
+        if self.transform.needs_moments or self.quantizer.needs_moments or self.allocation.needs_spectrum:
+            found |= {about}
+        if self.quantizer.needs_samples:
+            found |= {self.samples(slot, skip_tokens)}
+        return found
+
+    def about(self, slot: Slot, skip_tokens: int) -> Need:
+        """The moments of the vectors this side codes."""
+        return Need("moments", slot, self.frame.block_tokens, self.frame.joined, skip_tokens=skip_tokens)
+
+    def samples(self, slot: Slot, skip_tokens: int) -> Need:
+        """Samples of the vectors this side codes."""
+        return Need("samples", slot, self.frame.block_tokens, self.frame.joined, skip_tokens=skip_tokens)
+
+
+@final
+@dataclass(frozen=True)
+class Recipe:
+    """What was asked for. `key` and `value` are both None where no token is coded."""
+
+    name: str
+    key: Side | None
+    value: Side | None
+    window: Window = SinkRecent()
+
+    def __post_init__(self) -> None:
+        if (self.key is None) != (self.value is None):
+            raise ValueError(f"recipe {self.name!r} codes only one of keys and values; give both sides or neither")
+        if self.value is not None and self.value.frame.needs_rotary:
+            raise ValueError(f"recipe {self.name!r} gives values a rotary frame; values carry no rotation")
+
+    def side(self, slot: Slot) -> Side | None:
+        """By name."""
+        return self.key if slot == "key" else self.value
+
+    def needs(self) -> frozenset[Need]:
+        """The statistics that calibration has to gather for this recipe."""
+        if self.key is None or self.value is None:
+            return frozenset()
+        skip = self.window.sink_tokens
+        return self.key.needs("key", skip) | self.value.needs("value", skip)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON; `Recipe.from_dict` is the way back."""
+        return to_dict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Strict: an unknown kind or field is refused with the known ones listed (ValueError)."""
+        made = assemble(data, recipe_kinds(), {})
+        if not isinstance(made, cls):
+            raise ValueError(f"this is a {type(made).__name__}, not a Recipe")
+        return made
+
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that name the choices, whatever the recipe is called."""
+        return fingerprint((self.key, self.value, self.window))
+
+
+@cache
+def recipe_kinds() -> Kinds:
+    """Every kind of value a recipe may hold, found by folder."""
+    return kinds_in(*SPEC_PACKAGES, "karhunen.recipe")

@@ -1,0 +1,51 @@
+"""One method, one file, no arithmetic. A file `recipes/name.py` with a function `name(...) -> Recipe` is a recipe;
+no list is edited."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from karhunen.recipe import Recipe
+
+
+def names() -> list[str]:
+    """Every recipe there is."""
+    return sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
+
+
+def maker(name: str) -> Callable[..., Recipe]:
+    """The function that makes the recipe; ValueError on an unknown name."""
+    if name not in names():
+        raise ValueError(f"unknown recipe {name!r}; known: {', '.join(names())}")
+    return getattr(importlib.import_module(f"{__name__}.{name}"), name)
+
+
+def make(text: str, **options: Any) -> Recipe:
+    """A recipe by name, with options in Python or in the text: `kivi:bits=4,group=64`.
+
+    ValueError on an unknown recipe or option, with the known ones listed, and on a value that does not fit.
+    """
+    name, _, given = text.partition(":")
+    function = maker(name.strip())
+    for pair in filter(None, given.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ValueError(f"option {pair!r} of recipe {name} has no value; write {pair}=...")
+        options[key.strip()] = _literal(value.strip())
+    known = inspect.signature(function).parameters
+    if unknown := sorted(options.keys() - known.keys()):
+        raise ValueError(f"recipe {name} has no option {unknown}; known: {sorted(known) or 'none'}")
+    try:
+        return function(**options)
+    except TypeError as error:
+        raise ValueError(f"recipe {name}: {error}") from error
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

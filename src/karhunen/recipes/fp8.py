@@ -1,0 +1,14 @@
+"""FP8, the serving engines' default choice: eight-bit floating point, one scale per token and head.
+
+Source: vLLM's `--kv-cache-dtype fp8`. Departs: the scale is taken from each vector, not calibrated.
+"""
+
+from karhunen.quantizers.float8 import Float8
+from karhunen.recipe import Recipe, Side
+from karhunen.windows.sink_recent import SinkRecent
+
+
+def fp8(format: str = "e4m3", sink: int = 0, recent: int = 0) -> Recipe:
+    """`format` is e4m3 or e5m2."""
+    side = Side(quantizer=Float8(format=format))  # type: ignore[arg-type]
+    return Recipe("fp8", key=side, value=side, window=SinkRecent(sink, recent))

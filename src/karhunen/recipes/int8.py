@@ -1,0 +1,15 @@
+"""INT8: per token, asymmetric, evenly spaced points in groups of neighbouring channels.
+
+Source: the common baseline of the field; no paper.
+"""
+
+from karhunen.allocation.uniform import Uniform
+from karhunen.quantizers.affine import Affine, PerToken
+from karhunen.recipe import Recipe, Side
+from karhunen.windows.sink_recent import SinkRecent
+
+
+def int8(group: int = 64, sink: int = 4, recent: int = 128) -> Recipe:
+    """8 bits and a float16 range for each `group` channels of a token, or the largest divisor below it."""
+    side = Side(allocation=Uniform(8), quantizer=Affine(PerToken(group), fit_group=True))
+    return Recipe("int8", key=side, value=side, window=SinkRecent(sink, recent))

@@ -1,0 +1,29 @@
+"""NOVA-KV (arXiv:2608.04074): keys transformed so that squared error is logit error, then group VQ; values rotated.
+
+Reproduced: the query-metric KLT of post-RoPE keys, 4 coefficients in 256 entries, stratified groups, a gain per token,
+float8 tables, values at 2 bits with clipping. Departs: values take the Hadamard rotation alone.
+"""
+
+from karhunen.allocation.uniform import Uniform
+from karhunen.metrics.query import QueryMetric
+from karhunen.quantizers.affine import Affine, PerToken
+from karhunen.quantizers.group_vq import GroupVQ
+from karhunen.recipe import Recipe, Side
+from karhunen.transforms.klt import KLT
+from karhunen.transforms.rotations import Hadamard
+from karhunen.windows.sink_recent import SinkRecent
+
+
+def nova_kv(bits: int = 2, value_bits: int = 2, clip: float = 0.92, sink: int = 64, recent: int = 256) -> Recipe:
+    """`bits` per key coefficient by groups of 4, `value_bits` per value coefficient with one range per token."""
+    return Recipe(
+        "nova_kv",
+        key=Side(
+            metric=QueryMetric(),
+            transform=KLT(),
+            allocation=Uniform(bits),
+            quantizer=GroupVQ(size=4, entries="float8_e5m2"),
+        ),
+        value=Side(transform=Hadamard(), allocation=Uniform(value_bits), quantizer=Affine(PerToken(), clip=clip)),
+        window=SinkRecent(sink, recent),
+    )

@@ -1,0 +1,96 @@
+"""Everything calibration measured of one model: the artifact between `calibrate` and `fit`.
+
+    gathered(text A) + gathered(text B) == gathered(A ++ B)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar, final
+
+from karhunen.statistics.identity import LayerShape, ModelIdentity
+from karhunen.statistics.moments import Moments
+from karhunen.statistics.need import Need, Slot, Statistic
+from karhunen.statistics.rotary import Rotary
+from karhunen.statistics.samples import Samples
+
+T = TypeVar("T", Moments, Samples)
+
+
+@final
+@dataclass(frozen=True)
+class LayerStatistics:
+    """What was measured of one layer: the rotation each slot carries, the softmax scale, and the statistics."""
+
+    key_rotary: Rotary | None = None
+    value_rotary: Rotary | None = None
+    softmax_scale: float = 1.0
+    n_tokens: int = 0
+    measured: Mapping[Need, Statistic] = field(default_factory=dict)
+
+    def rotary(self, slot: Slot) -> Rotary | None:
+        """The rotation of a slot's vectors, None if the model leaves them alone."""
+        return self.key_rotary if slot == "key" else self.value_rotary
+
+    def get(self, need: Need, kind: type[T]) -> T:
+        """The statistic asked for; ValueError if calibration did not gather it."""
+        found = self.measured.get(need)
+        if found is None:
+            have = "; ".join(sorted(str(n) for n in self.measured)) or "none"
+            raise ValueError(
+                f"the recipe needs {need}, which these statistics do not hold (they hold: {have}); "
+                "calibrate again with this recipe"
+            )
+        if not isinstance(found, kind):
+            raise TypeError(f"{need} is a {type(found).__name__}, not a {kind.__name__}")
+        return found
+
+    def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
+        needs = {**self.measured, **other.measured}
+        merged: dict[Need, Statistic] = {}
+        for need in needs:
+            mine, theirs = self.measured.get(need), other.measured.get(need)
+            merged[need] = needs[need] if mine is None or theirs is None else _sum(need, mine, theirs)
+        return LayerStatistics(
+            self.key_rotary, self.value_rotary, self.softmax_scale, self.n_tokens + other.n_tokens, merged
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of a model's cache layers, by layer index; layers without a cache of their own are absent."""
+
+    model: ModelIdentity
+    layers: Mapping[int, LayerStatistics]
+    sources: tuple[str, ...] = ()
+
+    @property
+    def n_tokens(self) -> int:
+        """Calibration tokens that the best-observed layer saw."""
+        return max((layer.n_tokens for layer in self.layers.values()), default=0)
+
+    def shape(self, layer: int) -> LayerShape:
+        """Shape of one cache layer."""
+        return self.model.layers[layer]
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        if reason := self.model.mismatch(other.model):
+            raise ValueError(f"statistics of different models do not add up: {reason}")
+        indices = sorted({*self.layers, *other.layers})
+        empty = LayerStatistics()
+        layers = {
+            i: self.layers[i] + other.layers[i] if i in self.layers and i in other.layers
+            else self.layers.get(i) or other.layers.get(i, empty)
+            for i in indices
+        }  # fmt: skip
+        return Statistics(self.model, layers, (*self.sources, *other.sources))
+
+
+def _sum(need: Need, mine: Statistic, theirs: Statistic) -> Statistic:
+    if isinstance(mine, Moments) and isinstance(theirs, Moments):
+        if need.kind == "output_gram":
+            return mine
+        return mine + theirs
+    if isinstance(mine, Samples) and isinstance(theirs, Samples):
+        return mine + theirs
+    raise TypeError(f"{need}: {type(mine).__name__} and {type(theirs).__name__} do not add up")

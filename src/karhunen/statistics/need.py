@@ -1,0 +1,43 @@
+"""What a recipe asks of calibration: which statistic, of which side of the cache, in which frame.
+
+| kind          | statistic | of what |
+|---------------|-----------|---------|
+| `moments`     | Moments   | keys or values in the frame |
+| `samples`     | Samples   | the same vectors kept, every `stride`-th token |
+| `queries`     | Moments   | queries of a head's group in the key frame, scaled as in the softmax, over (query, key block) pairs |
+| `attended`    | Moments   | values weighted by the attention they receive, Σ_m a_mn² over the group's query rows m |
+| `output_gram` | Moments   | outer = Σ W_O W_Oᵀ over the group's query heads: the cost of a value error after the projection |
+
+`weighting` of `queries` is `uniform` (every visible key counts alike) or `attention` (the softmax's own sensitivity
+a(1 − a)). The first `skip_tokens` of each sequence, which the window keeps exact, count nowhere.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+from karhunen.statistics.moments import Moments
+from karhunen.statistics.samples import Samples
+
+Slot = Literal["key", "value"]
+Kind = Literal["moments", "samples", "queries", "attended", "output_gram"]
+Statistic = Moments | Samples
+
+SLOTS: tuple[Slot, Slot] = ("key", "value")
+
+
+@final
+@dataclass(frozen=True)
+class Need:
+    """One statistic of one slot; equal needs of different recipes are gathered once."""
+
+    kind: Kind
+    slot: Slot
+    block_tokens: int | None = None
+    joined: bool = False
+    weighting: Literal["uniform", "attention"] = "uniform"
+    stride: int = 1
+    skip_tokens: int = 0
+
+    def __str__(self) -> str:
+        frame = "post-RoPE" if self.block_tokens is None else f"block {self.block_tokens}"
+        return f"{self.kind} of the {self.slot}s ({frame}, {'heads joined' if self.joined else 'per head'})"

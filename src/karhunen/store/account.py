@@ -1,0 +1,60 @@
+"""Bytes by kind, measured from tensors that exist.
+
+    ratio = bytes of the uncompressed cache in the model's dtype / bytes held
+    bits per element = 8 · bytes held / cached scalars
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True)
+class Account:
+    """Bytes held for some tokens. `dense` is what the uncompressed cache of the same tokens takes in the model's dtype;
+    `coded_dense` the part of it that is now coded."""
+
+    codes: int = 0
+    side: int = 0
+    exact: int = 0
+    dense: int = 0
+    coded_dense: int = 0
+    n_elements: int = 0
+    n_coded_elements: int = 0
+
+    def __add__(self, other: "Account") -> "Account":
+        return Account(
+            self.codes + other.codes,
+            self.side + other.side,
+            self.exact + other.exact,
+            self.dense + other.dense,
+            self.coded_dense + other.coded_dense,
+            self.n_elements + other.n_elements,
+            self.n_coded_elements + other.n_coded_elements,
+        )
+
+    @property
+    def held(self) -> int:
+        """All bytes held."""
+        return self.codes + self.side + self.exact
+
+    @property
+    def ratio(self) -> float:
+        """Uncompressed over held; 1 for an empty cache."""
+        return self.dense / self.held if self.held else 1.0
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits held per cached scalar, exact tokens included."""
+        return 8 * self.held / self.n_elements if self.n_elements else 0.0
+
+    @property
+    def coded_bits_per_element(self) -> float:
+        """Bits per scalar of the coded tokens alone: codes, scales and gains; 0 if none is coded."""
+        return 8 * (self.codes + self.side) / self.n_coded_elements if self.n_coded_elements else 0.0
+
+    @property
+    def coded_ratio(self) -> float:
+        """Uncompressed over held, for the coded tokens alone; 1 if none is coded."""
+        coded = self.codes + self.side
+        return self.coded_dense / coded if coded else 1.0

@@ -1,0 +1,206 @@
+"""One layer's cache: sinks exact, coded blocks append-only, newest tokens exact.
+
+    index   0 ········ sink ················ sink + coded ········ n
+            [ exact  ][ byte planes, gains  ][ exact (recent)     ]
+
+A token is encoded once, when it leaves the window, from its exact vector; its bytes never change. What the layer holds
+depends on the tokens appended, not on how many came at a time.
+"""
+
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from karhunen.codec import LayerCodec, Packed
+from karhunen.statistics.need import SLOTS, Slot
+from karhunen.store.account import Account
+from karhunen.store.buffers import TokenBuffer
+from karhunen.store.positions import Positions
+from karhunen.windows.base import Window
+from karhunen.windows.partition import Partition, Place
+
+ENCODE_TOKENS = 2048  # at most this many tokens are encoded at a time, which bounds the working memory
+
+
+@final
+class LayerStore:
+    """Keys and values of one layer for a batch. `codec=None` keeps every token exact."""
+
+    def __init__(self, codec: LayerCodec | None, window: Window) -> None:
+        self.codec = codec
+        self.window = window
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, positions too."""
+        self._sink: dict[Slot, Tensor] = {}
+        self._recent: dict[Slot, Tensor] = {}
+        self._coded: dict[Slot, dict[str, TokenBuffer]] = {"key": {}, "value": {}}
+        self._n_coded = 0
+        self._rows_at = Positions()
+
+    def append(
+        self, key: Float[Tensor, "b h t d"], value: Float[Tensor, "b h t e"], offsets: Int[Tensor, " b"] | None = None
+    ) -> None:
+        """Add tokens at the end; those that leave the window are coded."""
+        self.extend(key, value, offsets)
+        self.flush()
+
+    def extend(
+        self, key: Float[Tensor, "b h t d"], value: Float[Tensor, "b h t e"], offsets: Int[Tensor, " b"] | None = None
+    ) -> None:
+        """Add tokens at the end, exact for now; `flush` codes those that have left the window.
+
+        `offsets` counts the padding to the left of each row: token i of row r stands at position i − offsets[r].
+        """
+        if offsets is not None:
+            self._rows_at = self._rows_at.starting(self.n_tokens, offsets)
+        for slot, x in zip(SLOTS, (key, value), strict=True):
+            if slot not in self._recent:
+                self._recent[slot], self._sink[slot] = x[:, :, :0], x[:, :, :0].clone()
+            short = self.window.sink_tokens - self._sink[slot].shape[2]
+            if short > 0 and self._n_coded == 0 and self._recent[slot].shape[2] == 0:
+                self._sink[slot] = torch.cat([self._sink[slot], x[:, :, :short]], dim=2)
+                x = x[:, :, short:]
+            self._recent[slot] = torch.cat([self._recent[slot], x], dim=2)
+
+    def flush(self) -> None:
+        """Code the tokens that have left the window, in whole granules."""
+        if self.codec is None or not self._recent:
+            return
+        n_leaving = self.partition.count(Place.CODED) - self._n_coded
+        if n_leaving <= 0:
+            return
+        step = max(1, ENCODE_TOKENS // self.codec.granule_tokens) * self.codec.granule_tokens
+        for slot in SLOTS:
+            parts = [
+                self.codec.side(slot).encode(
+                    self._recent[slot][:, :, start : start + step][:, :, : n_leaving - start],
+                    self._positions(self._n_coded + start, self._n_coded + min(start + step, n_leaving)),
+                )
+                for start in range(0, n_leaving, step)
+            ]
+            self._store(slot, parts, n_leaving)
+        self._n_coded += n_leaving
+        for slot in SLOTS:
+            self._recent[slot] = self._recent[slot][:, :, n_leaving:].clone(memory_format=torch.contiguous_format)
+
+    def read(self) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t e"]]:
+        """Dense keys and values of all tokens, in the dtype they came in: exact ones as they are, coded ones decoded."""
+        key, value = (self._read(slot) for slot in SLOTS)
+        return key, value
+
+    def packed(self, slot: Slot) -> Packed | None:
+        """The coded tokens of one side, None if there are none."""
+        if self._n_coded == 0:
+            return None
+        parts = {name: buffer.view() for name, buffer in self._coded[slot].items()}
+        return Packed(parts.pop("planes"), parts)
+
+    def exact(self, slot: Slot) -> tuple[Tensor, Tensor]:
+        """The exact tokens of one side: (sinks, recent), each [b h t d]."""
+        return self._sink[slot], self._recent[slot]
+
+    def crop(self, n_tokens: int) -> None:
+        """Keep the first `n_tokens`. Within the coded part, codecs that code single tokens cut their bytes; of a cut
+        block the kept tokens stay as their decoded values in the exact part."""
+        if n_tokens >= self.n_tokens:
+            return
+        if n_tokens <= 0:
+            self.reset()
+            return
+        n_sink = self._n_sink
+        if n_tokens < n_sink:
+            self._sink = {slot: self._sink[slot][:, :, :n_tokens].clone() for slot in SLOTS}
+        after_sink = max(0, n_tokens - n_sink)
+        if after_sink >= self._n_coded:
+            keep = after_sink - self._n_coded
+            self._recent = {slot: self._recent[slot][:, :, :keep].clone() for slot in SLOTS}
+            return
+        assert self.codec is not None, "only a codec codes tokens"
+        whole = after_sink // self.codec.granule_tokens * self.codec.granule_tokens
+        for slot in SLOTS:
+            dense = self._decode(slot)[:, :, whole:after_sink]
+            self._recent[slot] = dense.to(self._recent[slot].dtype).clone()
+            for buffer in self._coded[slot].values():
+                buffer.crop(whole // buffer.tokens_per_entry)
+        self._n_coded = whole
+
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
+        """Keep the given rows of the batch, in that order; rows may repeat."""
+        for slot in self._recent:
+            here = rows.to(self._recent[slot].device)
+            self._sink[slot] = self._sink[slot].index_select(0, here)
+            self._recent[slot] = self._recent[slot].index_select(0, here)
+            for buffer in self._coded[slot].values():
+                buffer.select(here)
+        self._rows_at = self._rows_at.select(rows)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens held."""
+        return self._n_sink + self._n_coded + (self._recent["key"].shape[2] if self._recent else 0)
+
+    @property
+    def n_coded(self) -> int:
+        """Tokens whose bytes are codes."""
+        return self._n_coded
+
+    @property
+    def partition(self) -> Partition:
+        """Where the tokens held belong by the window's rule."""
+        return self.window.partition(self.n_tokens, self.codec.granule_tokens if self.codec else 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor held, by a name that starts with its kind; `account` counts these and nothing else."""
+        held: dict[str, Tensor] = {}
+        for slot in self._recent:
+            held[f"exact.{slot}.sink"], held[f"exact.{slot}.recent"] = self._sink[slot], self._recent[slot]
+            for name, buffer in self._coded[slot].items():
+                kind = "codes" if name == "planes" else "side"
+                held[f"{kind}.{slot}.{name}"] = buffer.storage()
+        return held
+
+    def account(self) -> Account:
+        """Bytes by kind."""
+        if not self._recent:
+            return Account()
+        size = {kind: 0 for kind in ("codes", "side", "exact")}
+        for name, tensor in self.tensors().items():
+            size[name.split(".")[0]] += tensor.nbytes
+        dense = elements = coded_elements = 0
+        for slot in SLOTS:
+            b, h, _, d = self._recent[slot].shape
+            elements += b * h * d * self.n_tokens
+            coded_elements += b * h * d * self._n_coded
+            dense += b * h * d * self.n_tokens * self._recent[slot].itemsize
+        coded_dense = dense * self._n_coded // self.n_tokens if self.n_tokens else 0
+        return Account(size["codes"], size["side"], size["exact"], dense, coded_dense, elements, coded_elements)
+
+    @property
+    def _n_sink(self) -> int:
+        return self._sink["key"].shape[2] if self._sink else 0
+
+    def _positions(self, start: int, stop: int) -> Int[Tensor, "b t"]:
+        like, n_sink = self._recent["key"], self._n_sink
+        return self._rows_at.at(n_sink + start, n_sink + stop, like.shape[0], like.device)
+
+    def _store(self, slot: Slot, parts: list[Packed], n_tokens: int) -> None:
+        for name in ("planes", *parts[0].side):
+            tensors = [part.planes if name == "planes" else part.side[name] for part in parts]
+            joined = torch.cat(tensors, dim=-1)
+            self._coded[slot].setdefault(name, TokenBuffer(n_tokens // joined.shape[-1])).append(joined)
+
+    def _decode(self, slot: Slot) -> Tensor:
+        packed = self.packed(slot)
+        assert self.codec is not None and packed is not None, "nothing is coded"
+        return self.codec.side(slot).decode(packed, self._positions(0, self._n_coded))
+
+    def _read(self, slot: Slot) -> Tensor:
+        sink, recent = self.exact(slot)
+        if self._n_coded == 0:
+            return torch.cat([sink, recent], dim=2)
+        return torch.cat([sink, self._decode(slot).to(recent.dtype), recent], dim=2)
+

@@ -1,0 +1,46 @@
+"""The first tokens and the newest stay exact, what lies between is coded.
+
+Source: attention sinks, StreamingLLM (arXiv:2309.17453); the recent window, KIVI (arXiv:2402.02750) and NOVA-KV.
+Here:   tokens leave in pages, so between `recent` and `recent + page − 1` new tokens are exact at any time.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+from karhunen.windows.base import Window
+from karhunen.windows.partition import Partition, Place
+
+
+@final
+@dataclass(frozen=True)
+class SinkRecent(Window):
+    """`sink` first and at least `recent` newest tokens exact; tokens are coded `page_tokens` at a time."""
+
+    sink: int = 4
+    recent: int = 128
+    page_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        if self.sink < 0 or self.recent < 0:
+            raise ValueError(f"sink={self.sink} and recent={self.recent} count tokens; use 0 or more")
+        if self.page_tokens < 1:
+            raise ValueError(f"page_tokens={self.page_tokens} is not a page; use 1 or more")
+
+    @property
+    def sink_tokens(self) -> int:
+        """As given."""
+        return self.sink
+
+    def partition(self, n_tokens: int, granule: int) -> Partition:
+        """Sinks, whole pages, the rest."""
+        page = math.lcm(self.page_tokens, granule)
+        sink = min(self.sink, n_tokens)
+        coded = max(0, n_tokens - sink - self.recent) // page * page
+        return Partition(
+            (
+                (Place.EXACT, 0, sink),
+                (Place.CODED, sink, sink + coded),
+                (Place.EXACT, sink + coded, n_tokens),
+            )
+        )

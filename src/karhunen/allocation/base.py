@@ -21,7 +21,8 @@ class RateCost:
     """What a quantizer can do with a rate, and what it stores beside the symbols.
 
     `group` neighbouring coefficients share one width; a group of width > 0 costs `overhead_bits` more (its scale),
-    every token `token_bits` more (its gain); widths are integers if `integer`, and at most `max_bits`.
+    every token `token_bits` more (its gain); widths are integers if `integer`, and at most `max_bits`; the rates of a
+    head group sum to a multiple of `unit_bits` where that is given.
     """
 
     group: int = 1
@@ -29,6 +30,7 @@ class RateCost:
     token_bits: float = 0.0
     integer: bool = True
     max_bits: float = 8.0
+    unit_bits: int = 0
 
 
 class Allocation(ABC):

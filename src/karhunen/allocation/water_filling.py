@@ -67,10 +67,29 @@ class WaterFilling(Allocation):
         if next(iter(costs.values())).integer:
             ideal = _whole(ideal, n, overhead, most, budget)
         parts = ideal.split([m.numel() for m in means.values()])
-        return {
+        filled = {
             key: part.reshape(means[key].shape).repeat_interleave(size[key], dim=-1)
             for key, part in zip(means, parts, strict=True)
         }
+        return _in_units(filled, means, costs, budget) if any(costs[key].unit_bits for key in filled) else filled
+
+
+def _in_units(
+    rates: Mapping[K, Tensor], means: Mapping[K, Tensor], costs: Mapping[K, RateCost], budget: float
+) -> dict[K, Tensor]:
+    """Head groups get whole units (bytes), by largest remainder, and each is filled again to its own sum."""
+    unit = max(costs[key].unit_bits for key in rates)
+    totals = torch.cat([r.sum(-1) for r in rates.values()])
+    units = to_integers(totals / unit, math.floor(budget / unit + 1e-6))
+    filled: dict[K, Tensor] = {}
+    for key, part in zip(rates, units.split([r.shape[0] for r in rates.values()]), strict=True):
+        ones, most = torch.ones_like(means[key][0]), torch.full_like(means[key][0], float(costs[key].max_bits))
+        rows = [
+            ideal_bits(v, ones, 0 * ones, most, float(n) * unit) if n else 0 * ones
+            for v, n in zip(means[key], part.tolist(), strict=True)
+        ]
+        filled[key] = torch.stack(rows)
+    return filled
 
 
 def ideal_bits(

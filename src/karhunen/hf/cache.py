@@ -23,6 +23,11 @@ from karhunen.store.report import LayerReport, Report
 from karhunen.windows.base import Window
 
 
+def dense_cache(model: nn.Module) -> DynamicCache:
+    """transformers' own cache for this model: what a compressed cache is compared with."""
+    return DynamicCache(config=text_config(model))
+
+
 @final
 class RowOffsets:
     """Left padding of each row of the running forward, shared by the layers of one cache; None where it is zero."""
@@ -139,7 +144,7 @@ class CompressedCache(Cache):
         codec.check_model(identity_of(model))
         self.codec = codec
         self.offsets = RowOffsets()
-        layers: list[Any] = list(DynamicCache(config=text_config(model)).layers)
+        layers: list[Any] = list(dense_cache(model).layers)
         for index, layer_codec in codec.layers.items():
             layers[index] = CompressedLayer(layer_codec, codec.window, self.offsets)
         super().__init__(layers=layers)

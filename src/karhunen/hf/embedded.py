@@ -385,7 +385,7 @@ def _convert(source: ModelSource, gguf: Path, into: Path) -> None:
     dense = {"quantization_config": packed(dequantize=True)} if packed is not None else {}
     # The GGUF reader's progress bar knows no switch; a failure raises, so nothing of worth is on stderr.
     with _silent_transformers(), redirect_stderr(io.StringIO()):
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             str(gguf.parent), gguf_file=gguf.name, dtype=torch.bfloat16, local_files_only=True, **dense
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(

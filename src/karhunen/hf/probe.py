@@ -111,3 +111,14 @@ def probe_tokens(model: nn.Module, n_tokens: int = N_PROBE_TOKENS) -> Int[Tensor
     ids = torch.randperm(size, generator=torch.Generator().manual_seed(0))[: n_tokens + len(special)].tolist()
     ordinary = [i for i in ids if i not in special] or ids
     return torch.tensor([(ordinary * n_tokens)[:n_tokens]])
+
+
+def n_positions(model: nn.Module) -> int:
+    """Positions at which the rotation is the one short texts get: below any that scaling switches at."""
+    config: Any = text_config(model)
+    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len")]
+    rope = getattr(config, "rope_parameters", None) or {}
+    nested = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    limits += [settings.get("original_max_position_embeddings") for settings in nested]
+    limits += [getattr(module, "original_max_seq_len", None) for module in model.modules()]
+    return min((int(limit) for limit in limits if isinstance(limit, int | float) and limit > 0), default=2048)

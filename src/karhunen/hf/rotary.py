@@ -9,13 +9,13 @@ in either pairing, at the front or the end of the vector; the one that explains 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from karhunen.hf.probe import Update, parameters, probe_tokens, text_config, updates
+from karhunen.hf.probe import Update, n_positions, parameters, probe_tokens, text_config, updates
 from karhunen.statistics.rotary import Rotary
 
 SHIFTS = (1, 7, 90, 1000)
@@ -51,7 +51,7 @@ def detect_rotary(model: nn.Module) -> dict[int, DetectedRotary]:
     Runs a handful of ten-token forwards.
     """
     tokens = probe_tokens(model)
-    limit = _n_positions(model) - tokens.shape[1]
+    limit = n_positions(model) - tokens.shape[1]
     shifts = sorted({min(shift, limit) for shift in SHIFTS if limit > 0})
     still = updates(model, tokens, **_at(model, tokens, 0))
     moved = {shift: _shifted(model, tokens, shift) for shift in shifts}
@@ -164,14 +164,3 @@ def _error(x: Float[Tensor, "1 h t d"], ys: dict[int, Tensor], rotary: Rotary | 
         guess = x if rotary is None else rotary.rotate(x, torch.full((1, 1, x.shape[-2]), shift))
         errors.append(float(((guess - y.detach().double().cpu()).norm(dim=(1, 3)) / size).median()))
     return float("inf") if any(error != error for error in errors) else max(errors)
-
-
-def _n_positions(model: nn.Module) -> int:
-    """Positions at which the rotation is the one short texts get: below any that scaling switches at."""
-    config: Any = text_config(model)
-    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_seq_len")]
-    rope = getattr(config, "rope_parameters", None) or {}
-    nested = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    limits += [parameters.get("original_max_position_embeddings") for parameters in nested]
-    limits += [getattr(module, "original_max_seq_len", None) for module in model.modules()]
-    return min((int(limit) for limit in limits if isinstance(limit, int | float) and limit > 0), default=2048)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from karhunen.allocation.base import RateCost
 from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec
-from karhunen.quantizers.gains import GAIN_BITS, apply_gain, split_gain
+from karhunen.quantizers.gains import GAIN_BITS, GainKind, apply_gain, split_gain
 
 
 @final
@@ -25,7 +25,7 @@ from karhunen.quantizers.gains import GAIN_BITS, apply_gain, split_gain
 class LloydMax(QuantizerSpec):
     """Scalar Gaussian codebooks; `gain` stores the vector's level, `scaled` takes each coefficient's σ from moments."""
 
-    gain: bool = True
+    gain: GainKind = "float16"
     scaled: bool = False
 
     @property
@@ -35,7 +35,7 @@ class LloydMax(QuantizerSpec):
 
     def cost(self, c: int) -> RateCost:
         """Integer widths, one gain per token."""
-        return RateCost(token_bits=GAIN_BITS if self.gain else 0)
+        return RateCost(token_bits=GAIN_BITS[self.gain])
 
     def fit(self, data: QuantizerData) -> "LloydMaxQuantizer":
         """σ of each coefficient, and the widths."""
@@ -43,7 +43,7 @@ class LloydMax(QuantizerSpec):
         sigma = torch.ones(bits.shape)
         if self.scaled:
             variance = data.require_moments().second_moment.diagonal(dim1=-2, dim2=-1)
-            level = variance.mean(-1, keepdim=True) if self.gain else torch.ones_like(variance[:, :1])
+            level = variance.mean(-1, keepdim=True) if self.gain != "none" else torch.ones_like(variance[:, :1])
             sigma = (variance / level).clamp_min(1e-30).sqrt().float()
         return LloydMaxQuantizer(bits, sigma, self.gain)
 
@@ -55,7 +55,7 @@ class LloydMaxQuantizer(Quantizer):
 
     bits: Int[Tensor, "g c"]
     sigma: Float[Tensor, "g c"]
-    gain: bool
+    gain: GainKind
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -66,8 +66,8 @@ class LloydMaxQuantizer(Quantizer):
         """Side information: `gain` [b g t], where there is one."""
         y = y.double()
         side: dict[str, Tensor] = {}
-        if self.gain:
-            y, side["gain"] = split_gain(y)
+        if self.gain != "none":
+            y, side["gain"] = split_gain(y, self.gain)
         rows = (y / self.sigma[:, None].double()).transpose(-2, -1).flatten(1, 2)
         symbols = torch.empty(rows.shape[0], len(self.widths), rows.shape[-1], dtype=torch.int32, device=y.device)
         for width, at, kept in self._by_width():
@@ -84,7 +84,7 @@ class LloydMaxQuantizer(Quantizer):
             levels, _ = gaussian_levels(width)
             rows[:, kept] = levels.float().to(rows.device)[codes.symbols[:, at]]
         y = rows.unflatten(1, (g, c)).transpose(-2, -1) * self.sigma[:, None]
-        return apply_gain(y, codes.side["gain"]) if self.gain else y
+        return apply_gain(y, codes.side["gain"]) if self.gain != "none" else y
 
     def _by_width(self) -> list[tuple[int, Tensor, Tensor]]:
         kept = self.bits.flatten().nonzero().squeeze(-1)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.quantizers.base import Codes, Quantizer
-from karhunen.quantizers.gains import apply_gain, split_gain
+from karhunen.quantizers.gains import GainKind, apply_gain, split_gain
 from karhunen.quantizers.kmeans import nearest
 
 CHUNK_TOKENS = 4096  # bounds the distance table: tokens × entries × planes of one width
@@ -34,7 +34,7 @@ class VectorQuantizer(Quantizer):
 
     g: int
     c: int
-    gain: bool
+    gain: GainKind
     plane_group: Int[Tensor, " s"]
     plane_stage: Int[Tensor, " s"]
     plane_bits: Int[Tensor, " s"]
@@ -52,8 +52,8 @@ class VectorQuantizer(Quantizer):
         """Side information: `gain` [b g t], where there is one."""
         y = y.double()
         side: dict[str, Tensor] = {}
-        if self.gain:
-            y, side["gain"] = split_gain(y)
+        if self.gain != "none":
+            y, side["gain"] = split_gain(y, self.gain)
         parts = [self._encode_rows(part) for part in y.split(CHUNK_TOKENS, dim=2)]
         empty = torch.empty(y.shape[0], len(self.widths), 0, dtype=torch.int32, device=y.device)
         return Codes(torch.cat(parts, dim=-1) if parts else empty, side)
@@ -65,7 +65,7 @@ class VectorQuantizer(Quantizer):
         for bucket in self.buckets:
             self._add(rows, bucket, codes.symbols[:, bucket.planes])
         y = rows.unflatten(-1, (self.g, self.c)).transpose(1, 2)
-        return apply_gain(y, codes.side["gain"]) if self.gain else y
+        return apply_gain(y, codes.side["gain"]) if self.gain != "none" else y
 
     def table(self, plane: int) -> Float[Tensor, "entries size"]:
         """The entries of one plane, float32, scale applied."""

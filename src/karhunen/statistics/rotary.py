@@ -36,13 +36,14 @@ class Rotary:
         start, end = self.offset, self.offset + self.n_rotated
         if end > x.shape[-1]:
             raise ValueError(f"a rotation of coordinates {start} to {end - 1} does not fit vectors of {x.shape[-1]}")
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         angle = positions.double()[..., None] * self.inv_freq.to(x.device).double()  # [rows t pairs]
-        cos, sin = angle.cos(), angle.sin()
-        turned = x[..., start:end].double()
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        turned = x[..., start:end]
         if self.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]
             pairs = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
         else:
             a, b = turned.chunk(2, dim=-1)
             pairs = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-        return torch.cat([x[..., :start].double(), pairs, x[..., end:].double()], dim=-1)
+        return torch.cat([x[..., :start], pairs, x[..., end:]], dim=-1)

@@ -55,9 +55,8 @@ softmax weight carries the score's absolute error as a relative one; means and l
 
 SPAN = 512
 """Tokens of one softmax step: their scores of 8 rows take 16 KiB, half of a common first-level cache."""
-COPIED = 64
-"""Tokens whose codes the direct path copies together: planes are often a power of two apart in memory, and reading
-sixteen such streams at once evicts each from the cache before it is used up."""
+PASS_QUADS = 6
+"""Even; 24 KiB of entries. More, and random look-ups come from the second-level cache at half the speed or less."""
 SLACK = 16.0
 """How far a score may exceed the softmax reference: e^16 times 2^20 tokens is far from float32's end."""
 
@@ -173,7 +172,7 @@ class _Tables(NamedTuple):
 
     entries: np.ndarray  # [quad][256][4]
     columns: np.ndarray  # [quad][4][256]
-    coefficient: np.ndarray  # [quad][4], -1 where padded
+    coefficient: np.ndarray  # [quad][4]; 0 where padded, for entries there are 0
     quad_plane: np.ndarray  # [quad]
     head_quads: np.ndarray  # [h + 1]
     plane_quads: np.ndarray  # [plane + 1]; the padding at the end of a head belongs to no plane
@@ -238,12 +237,12 @@ def _cut_into_quads(tables: ByteTables) -> _Tables:
             for first in range(0, len(index), 4):
                 width = min(4, len(index) - first)
                 entries.append(torch.nn.functional.pad(table[:, first : first + 4].float(), (0, 4 - width)))
-                coefficient.append(torch.nn.functional.pad(index[first : first + 4].long(), (0, 4 - width), value=-1))
+                coefficient.append(torch.nn.functional.pad(index[first : first + 4].long(), (0, 4 - width)))
                 quad_plane.append(j)
             plane_end.append(len(entries))
         if len(entries) % 2:
             entries.append(torch.zeros(256, 4))
-            coefficient.append(torch.full((4,), -1))
+            coefficient.append(torch.zeros(4, dtype=torch.long))
             quad_plane.append(quad_plane[-1])
         head_quads.append(len(entries))
     stacked = torch.stack(entries) if entries else torch.zeros(0, 256, 4)
@@ -273,9 +272,9 @@ def _attend(rows, problem, keys, values, first_item, step, n_items, mean, log_su
     query = np.empty(most_quads * 4 * n_rows, np.float32)
     folded = np.empty(_longest(keys.tables.plane_start) * 256 * n_rows if problem.folded else 0, np.float32)
     histogram = np.empty(most_planes * 256 * n_rows, np.float32)
+    sums = np.zeros(_longest(values.tables.head_quads) * 4 * n_rows, np.float32)
     scores = np.empty(SPAN * n_rows + 8, np.float32)
     gains = np.empty(SPAN + 8, np.float32)
-    copied = np.zeros(0 if problem.folded else _longest(keys.tables.plane_start) * COPIED, np.uint8)
     for item in range(first_item, n_items, step):
         split = item % problem.n_splits
         chunk = item // problem.n_splits % problem.n_chunks
@@ -284,15 +283,20 @@ def _attend(rows, problem, keys, values, first_item, step, n_items, mean, log_su
         n_planes = values.tables.plane_start[head + 1] - values.tables.plane_start[head]
         used = histogram[: n_planes * 256 * n_rows]
         total, reference = _read_tokens(
-            rows, problem, keys, values, batch, head, chunk, split, query, folded, used, scores, gains, copied
+            rows, problem, keys, values, batch, head, chunk, split, query, folded, used, scores, gains
         )
         n_batches = n_items // (problem.n_splits * problem.n_chunks * problem.h)
         row = ((split * n_batches + batch) * problem.h + head) * problem.q + chunk * n_rows
+        _weigh_entries(rows, values.tables, head, used, sums)
+        first_quad = values.tables.head_quads[head]
+        n_columns = 4 * (values.tables.head_quads[head + 1] - first_quad)
         for r in range(min(n_rows, problem.q - chunk * n_rows)):
             log_sum[row + r] = reference[r] + np.log(total[r]) if total[r] > 0 else -np.inf
-            inverse = 1 / total[r] if total[r] > 0 else 0.0
+            inverse = np.float32(1 / total[r] if total[r] > 0 else 0.0)
             begin = (row + r) * problem.c_value
-            _mean_entry(n_rows, values.tables, head, r, used, inverse, mean[begin : begin + problem.c_value])
+            mean[begin : begin + problem.c_value] = 0
+            for i in range(n_columns):
+                mean[begin + values.tables.coefficient[4 * first_quad + i]] += sums[i * n_rows + r] * inverse
 
 
 @njit(cache=True, nogil=True)
@@ -304,7 +308,7 @@ def _longest(starts):
 
 
 @njit(cache=True, nogil=True)
-def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, query, folded, histogram, scores, gains, copied):
+def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, query, folded, histogram, scores, gains):
     """Fill the histograms of one item; return each row's sum of weights and the reference they are relative to."""
     n_rows = len(rows)
     first_row = chunk * n_rows
@@ -324,28 +328,22 @@ def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, query, 
     for span in range(begin, end, SPAN):
         span_end = min(end, span + SPAN)
         _load_gains(keys, batch, head, span, span_end - span, problem.scale, gains)
+        if not problem.folded:
+            _score_direct(rows, problem, keys, batch, head, first_row, span, span_end, query, scores)
         start = span
         while start < span_end:
-            stop = span_end
-            here = 0
-            if problem.block_tokens > 0:
-                here = (start + problem.first_offset) // problem.block_tokens
-                stop = min(stop, (here + 1) * problem.block_tokens - problem.first_offset)
+            here, stop = _block_end(problem, start, span_end)
+            out = (start - span) * n_rows
             if here != block:
                 block = here
                 _load_bias(problem, batch, head, first_row, n_rows, block, bias)
-                _load_query(problem, keys.tables, batch, head, first_row, n_rows, block, query)
                 if problem.folded:
+                    left, right = keys.tables.head_quads[head], keys.tables.head_quads[head + 1]
+                    _load_query(problem, keys.tables, batch, head, first_row, n_rows, block, left, right, query)
                     _fold(rows, keys.tables, head, query, folded)
-            out = (start - span) * n_rows
             if problem.folded:
                 _score_folded(rows, keys, batch, head, start, stop, folded, scores, out)
-            else:
-                _score_direct(rows, keys, batch, head, start, stop, query, copied, scores, out)
-            constant = load(8, bias, 0)
-            for i in range(0, (stop - start) * n_rows, 8):
-                gain = spread(rows, gains, start - span + i // n_rows)
-                store(scores, out + i, fma(load(8, scores, out + i), gain, constant))
+            _scale(rows, gains, start - span, stop - start, bias, scores, out)
             start = stop
 
         n_scores = (span_end - span) * n_rows
@@ -379,6 +377,28 @@ def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, query, 
             total[lane % n_rows] += span_sum[lane]
         _count(rows, values, batch, head, span, span_end, scores, histogram)
     return total, reference
+
+
+@njit(cache=True, nogil=True)
+def _block_end(problem, start, span_end):
+    """The block of token `start`, and where that block or the span ends."""
+    if problem.block_tokens == 0:
+        return 0, span_end
+    block = (start + problem.first_offset) // problem.block_tokens
+    return block, min(span_end, (block + 1) * problem.block_tokens - problem.first_offset)
+
+
+@njit(cache=True, nogil=True)
+def _scale(rows, gains, first, n_tokens, bias, scores, out):
+    """Scores of one block times gain, plus bias."""
+    n_rows = len(rows)
+    n_scores = n_tokens * n_rows
+    constant = load(8, bias, 0)
+    for i in range(0, n_scores // 8 * 8, 8):
+        gain = spread(rows, gains, first + i // n_rows)
+        store(scores, out + i, fma(load(8, scores, out + i), gain, constant))
+    for i in range(n_scores // 8 * 8, n_scores):
+        scores[out + i] = scores[out + i] * gains[first + i // n_rows] + bias[i % 8]
 
 
 @njit(cache=True, nogil=True)
@@ -425,22 +445,19 @@ def _load_bias(problem, batch, head, first_row, n_rows, block, bias):
 
 
 @njit(cache=True, nogil=True)
-def _load_query(problem, tables, batch, head, first_row, n_rows, block, query):
-    """q′ in the order of the quads. Folding reads it as [quad][4][row], the direct path as [pair][row][8]."""
-    first = tables.head_quads[head]
-    for quad in range(tables.head_quads[head + 1] - first):
-        for k in range(4):
-            c = tables.coefficient[(first + quad) * 4 + k]
-            for r in range(n_rows):
-                row = first_row + r
-                value = np.float32(0)
-                if c >= 0 and row < problem.q:
-                    frame = ((batch * problem.h + head) * problem.q + row) * problem.n + block
-                    value = problem.q_frames[frame * problem.c + c]
-                if problem.folded:
-                    query[(quad * 4 + k) * n_rows + r] = value
-                else:
-                    query[(quad // 2 * n_rows + r) * 8 + quad % 2 * 4 + k] = value
+def _load_query(problem, tables, batch, head, first_row, n_rows, block, left, right, query):
+    """q′ in the order of quads left … right. Folding reads [quad][4][row], the direct path [pair of quads][row][8]."""
+    for r in range(n_rows):
+        row = min(first_row + r, problem.q - 1)
+        frame = (((batch * problem.h + head) * problem.q + row) * problem.n + block) * problem.c
+        if problem.folded:
+            for i in range(4 * (right - left)):
+                query[i * n_rows + r] = problem.q_frames[frame + tables.coefficient[4 * left + i]]
+        else:
+            for pair in range((right - left) // 2):
+                for i in range(8):
+                    c = tables.coefficient[4 * left + 8 * pair + i]
+                    query[(pair * n_rows + r) * 8 + i] = problem.q_frames[frame + c]
 
 
 @njit(cache=True, nogil=True)
@@ -520,44 +537,62 @@ def _score_folded(rows, keys, batch, head, start, stop, folded, scores, out):
 
 
 @njit(cache=True, nogil=True)
-def _score_direct(rows, keys, batch, head, start, stop, query, copied, scores, out):
-    """Scores of tokens start … stop from the entries themselves: two quads a vector, eight (token, row) sums at once."""
+def _score_direct(rows, problem, keys, batch, head, first_row, span, span_end, query, scores):
+    """Scores of a span from the entries themselves: two quads a vector, eight (token, row) sums at once.
+
+    A pass takes as many quads as stay in the first-level cache through all blocks of the span.
+    """
+    n_rows = len(rows)
+    first, last = keys.tables.head_quads[head], keys.tables.head_quads[head + 1]
+    if first == last:
+        scores[: (span_end - span) * n_rows] = 0
+    for left in range(first, last, PASS_QUADS):
+        right = min(last, left + PASS_QUADS)
+        start = span
+        while start < span_end:
+            block, stop = _block_end(problem, start, span_end)
+            _load_query(problem, keys.tables, batch, head, first_row, n_rows, block, left, right, query)
+            _add_products(rows, keys, batch, left, right, start, stop, left == first, query, scores, (start - span) * n_rows)
+            start = stop
+
+
+@njit(cache=True, nogil=True)
+def _add_products(rows, keys, batch, left, right, start, stop, fresh, query, scores, out):
     n_rows = len(rows)
     tables = keys.tables
-    first = tables.plane_start[head]
-    n_planes = tables.plane_start[head + 1] - first
-    first_quad = tables.head_quads[head]
-    n_pairs = (tables.head_quads[head + 1] - first_quad) // 2
-    address = keys.codes + batch * keys.batch_stride + first * keys.plane_stride
-    local = copied.ctypes.data
-    for part in range(start, stop, COPIED):
-        n_tokens = min(COPIED, stop - part)
-        for plane in range(n_planes):
-            source = address + plane * keys.plane_stride + part
-            if n_tokens == COPIED:
-                simd.copy_bytes(64, local + plane * COPIED, source)
-            else:
-                for n in range(n_tokens):
-                    copied[plane * COPIED + n] = byte(source + n)
-        for n in range(0, n_tokens, 8 // n_rows):
-            zero = splat(8, 0.0)
-            s, t, u, v, w, x, y, z = zero, zero, zero, zero, zero, zero, zero, zero
-            for pair in range(n_pairs):
-                left = first_quad + 2 * pair
-                a = local + (tables.quad_plane[left] - first) * COPIED + n
-                b = local + (tables.quad_plane[left + 1] - first) * COPIED + n
-                e = left * 1024
-                q = pair * n_rows * 8
-                # Sum i is of token i // n_rows and row i % n_rows; equal loads below become one.
-                s = fma(_entry(tables, a, b, e, 0 // n_rows), load(8, query, q + 0 % n_rows * 8), s)
-                t = fma(_entry(tables, a, b, e, 1 // n_rows), load(8, query, q + 1 % n_rows * 8), t)
-                u = fma(_entry(tables, a, b, e, 2 // n_rows), load(8, query, q + 2 % n_rows * 8), u)
-                v = fma(_entry(tables, a, b, e, 3 // n_rows), load(8, query, q + 3 % n_rows * 8), v)
-                w = fma(_entry(tables, a, b, e, 4 // n_rows), load(8, query, q + 4 % n_rows * 8), w)
-                x = fma(_entry(tables, a, b, e, 5 // n_rows), load(8, query, q + 5 % n_rows * 8), x)
-                y = fma(_entry(tables, a, b, e, 6 // n_rows), load(8, query, q + 6 % n_rows * 8), y)
-                z = fma(_entry(tables, a, b, e, 7 // n_rows), load(8, query, q + 7 % n_rows * 8), z)
-            store(scores, out + (part - start + n) * n_rows, sums_of_eight(s, t, u, v, w, x, y, z))
+    address = keys.codes + batch * keys.batch_stride + start
+    n_tokens = stop - start
+    whole = n_tokens // (8 // n_rows) * (8 // n_rows)
+    for n in range(0, whole, 8 // n_rows):
+        zero = splat(8, 0.0)
+        s, t, u, v, w, x, y, z = zero, zero, zero, zero, zero, zero, zero, zero
+        for quad in range(left, right, 2):
+            a = address + tables.quad_plane[quad] * keys.plane_stride + n
+            b = address + tables.quad_plane[quad + 1] * keys.plane_stride + n
+            e = quad * 1024
+            q = (quad - left) * n_rows * 4
+            # Sum i is of token i // n_rows and row i % n_rows; equal loads below become one.
+            s = fma(_entry(tables, a, b, e, 0 // n_rows), load(8, query, q + 0 % n_rows * 8), s)
+            t = fma(_entry(tables, a, b, e, 1 // n_rows), load(8, query, q + 1 % n_rows * 8), t)
+            u = fma(_entry(tables, a, b, e, 2 // n_rows), load(8, query, q + 2 % n_rows * 8), u)
+            v = fma(_entry(tables, a, b, e, 3 // n_rows), load(8, query, q + 3 % n_rows * 8), v)
+            w = fma(_entry(tables, a, b, e, 4 // n_rows), load(8, query, q + 4 % n_rows * 8), w)
+            x = fma(_entry(tables, a, b, e, 5 // n_rows), load(8, query, q + 5 % n_rows * 8), x)
+            y = fma(_entry(tables, a, b, e, 6 // n_rows), load(8, query, q + 6 % n_rows * 8), y)
+            z = fma(_entry(tables, a, b, e, 7 // n_rows), load(8, query, q + 7 % n_rows * 8), z)
+        at = out + n * n_rows
+        before = zero if fresh else load(8, scores, at)
+        store(scores, at, add(before, sums_of_eight(s, t, u, v, w, x, y, z)))
+    for n in range(whole, n_tokens):
+        for r in range(n_rows):
+            at = out + n * n_rows + r
+            total = np.float32(0) if fresh else scores[at]
+            for quad in range(left, right):
+                code = byte(address + tables.quad_plane[quad] * keys.plane_stride + n)
+                for k in range(4):
+                    q = ((quad - left) // 2 * n_rows + r) * 8 + (quad - left) % 2 * 4 + k
+                    total += tables.entries[quad * 1024 + code * 4 + k] * query[q]
+            scores[at] = total
 
 
 @njit(cache=True, nogil=True)
@@ -653,21 +688,35 @@ def _add_to(rows, histogram, at, weight):
 
 
 @njit(cache=True, nogil=True)
-def _mean_entry(n_rows, tables, head, r, histogram, inverse, mean):
-    """Row r's histogram of weights times the tables: the mean in coefficients."""
-    mean[:] = 0
-    first = tables.plane_start[head]
-    quad_sum = np.empty(4, np.float32)
-    for plane in range(first, tables.plane_start[head + 1]):
-        weight = (plane - first) * 256 * n_rows + r
+def _weigh_entries(rows, tables, head, histogram, sums):
+    """Histograms of weights times the tables, for every row: [quad of the head][4][row]."""
+    n_rows = len(rows)
+    first_plane, first_quad = tables.plane_start[head], tables.head_quads[head]
+    lanes = np.empty(8, np.float32)
+    for plane in range(first_plane, tables.plane_start[head + 1]):
+        bins = (plane - first_plane) * 256 * n_rows
         for quad in range(tables.plane_quads[plane], tables.plane_end[plane]):
-            even, odd = splat(4, 0.0), splat(4, 0.0)
-            for i in range(0, 256, 2):
-                at = quad * 1024 + 4 * i
-                even = fma(splat(4, histogram[weight + i * n_rows]), load(4, tables.entries, at), even)
-                odd = fma(splat(4, histogram[weight + (i + 1) * n_rows]), load(4, tables.entries, at + 4), odd)
-            store(quad_sum, 0, add(even, odd))
-            for k in range(4):
-                c = tables.coefficient[quad * 4 + k]
-                if c >= 0:
-                    mean[c] += quad_sum[k] * np.float32(inverse)
+            at, out = quad * 1024, (quad - first_quad) * 4 * n_rows
+            if n_rows == 1:
+                a, b, c, d = splat(8, 0.0), splat(8, 0.0), splat(8, 0.0), splat(8, 0.0)
+                for i in range(0, 256, 8):
+                    weight = load(8, histogram, bins + i)
+                    a = fma(load(8, tables.columns, at + i), weight, a)
+                    b = fma(load(8, tables.columns, at + 256 + i), weight, b)
+                    c = fma(load(8, tables.columns, at + 512 + i), weight, c)
+                    d = fma(load(8, tables.columns, at + 768 + i), weight, d)
+                zero = splat(8, 0.0)
+                store(lanes, 0, sums_of_eight(a, b, c, d, zero, zero, zero, zero))
+                sums[out : out + 4] = lanes[:4]
+            else:
+                e, f, g, h = splat(rows, 0.0), splat(rows, 0.0), splat(rows, 0.0), splat(rows, 0.0)
+                for i in range(256):
+                    weights = load(rows, histogram, bins + i * n_rows)
+                    e = fma(splat(rows, tables.entries[at + 4 * i]), weights, e)
+                    f = fma(splat(rows, tables.entries[at + 4 * i + 1]), weights, f)
+                    g = fma(splat(rows, tables.entries[at + 4 * i + 2]), weights, g)
+                    h = fma(splat(rows, tables.entries[at + 4 * i + 3]), weights, h)
+                store(sums, out, e)
+                store(sums, out + n_rows, f)
+                store(sums, out + 2 * n_rows, g)
+                store(sums, out + 3 * n_rows, h)

@@ -1,0 +1,117 @@
+"""How a layer's queries read its cache: true attention of a sample of rows, and which key blocks they look at.
+
+    a_mn = softmax_n(cap(scale · q_mᵀ k_n) + mask_mn), with the layer's window, sinks and soft cap
+"""
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from karhunen.hf.capture import Attention, Observation
+from karhunen.statistics.need import Need
+
+ROWS_PER_SEQUENCE = 128
+PAIRS_PER_ROW = 32
+OUTPUT_NAMES = ("o_proj", "out_proj", "dense", "c_proj", "wo", "proj", "output_proj")
+
+_GOLDEN = 0.6180339887498949
+
+
+@final
+@dataclass(frozen=True)
+class Reading:
+    """Attention of sampled rows over all tokens, and whether a row may see a token that counts."""
+
+    attention: Float[Tensor, "q r t"]
+    counted: Bool[Tensor, "#q r t"]
+
+
+def attention_rows(
+    seen: Observation, attention: Attention, skip_tokens: int
+) -> tuple[Int[Tensor, " r"], Float[Tensor, "q r d"], Reading]:
+    """Every n-th row of one sequence (the last one included), its queries, and what they attend to.
+
+    `counted` leaves out the first `skip_tokens`; the softmax runs over them all the same.
+    """
+    t, h = seen.key.shape[2], seen.key.shape[1]
+    step = max(1, -(-(t - skip_tokens) // ROWS_PER_SEQUENCE))
+    rows = torch.arange(t - 1, skip_tokens - 1, -step, device=seen.key.device).flip(0)
+    query = attention.query[0][:, rows]
+    scores = group_of_heads(query.float(), h) @ seen.key[0].float()[:, None].mT * attention.scale  # [h qs r t]
+    scores = scores.flatten(0, 1)
+    if attention.softcap is not None:
+        scores = attention.softcap * (scores / attention.softcap).tanh()
+    visible = _visible(attention, rows, t)
+    if attention.mask is not None and attention.mask.dtype != torch.bool:
+        scores = scores + attention.mask[0][:, rows].float()
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if attention.sinks is not None:
+        sink = attention.sinks.float()[:, None, None].expand(-1, len(rows), 1)
+        weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    counted = visible.clone()
+    counted[..., :skip_tokens] = False
+    return rows, query, Reading(weights, counted)
+
+
+def block_weights(reading: Reading, need: Need) -> Float[Tensor, "q r blocks"]:
+    """Weight of each (row, block): visible keys in it, or their summed sensitivity a(1 − a)."""
+    a = reading.attention
+    weight = a * (1 - a) * reading.counted if need.weighting == "attention" else reading.counted.float().expand_as(a)
+    size = need.block_tokens or a.shape[-1]
+    if size == 1:
+        return weight
+    return nn.functional.pad(weight, (0, -a.shape[-1] % size)).unflatten(-1, (-1, size)).sum(-1)
+
+
+def chosen_blocks(
+    weights: Float[Tensor, "q r blocks"], first_row: int
+) -> tuple[Int[Tensor, "#q #r pairs"], Float[Tensor, "q r pairs"]]:
+    """The blocks that stand for each row, and their weights: all, or PAIRS_PER_ROW drawn evenly along their weight.
+
+    Drawn blocks weigh alike and keep the row's total; the draw is fixed, its phase moves from row to row.
+    """
+    n_blocks = weights.shape[-1]
+    if n_blocks <= PAIRS_PER_ROW:
+        return torch.arange(n_blocks, device=weights.device)[None, None], weights
+    along = weights.double().cumsum(-1)
+    total = along[..., -1:]
+    phase = (torch.arange(first_row, first_row + weights.shape[1], device=weights.device) * _GOLDEN) % 1
+    ticks = (torch.arange(PAIRS_PER_ROW, device=weights.device) + phase[:, None]) / PAIRS_PER_ROW  # [r pairs]
+    blocks = torch.searchsorted(along, (ticks * total).contiguous(), right=True).clamp(max=n_blocks - 1)
+    return blocks, (total / PAIRS_PER_ROW).expand(-1, -1, PAIRS_PER_ROW)
+
+
+def group_of_heads(x: Float[Tensor, "q *rest"], n_kv_heads: int) -> Float[Tensor, "h queries *rest"]:
+    """Query heads by the KV head they read: consecutive ones share it."""
+    return x.unflatten(0, (n_kv_heads, -1))
+
+
+def output_projection(module: nn.Module, n_inputs: int) -> Float[Tensor, "hidden n"] | None:
+    """W_O of an attention module as [outputs, inputs], or None if it has none of that width in plain numbers."""
+    for name in OUTPUT_NAMES:
+        layer: Any = getattr(module, name, None)
+        weight = getattr(layer, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.dtype.is_floating_point:
+            continue
+        if type(layer).__name__ == "Conv1D":  # GPT-2's linear layer, which stores its transpose
+            weight = weight.mT
+        if weight.shape[1] == n_inputs:
+            return weight.detach()
+    return None
+
+
+def _visible(attention: Attention, rows: Int[Tensor, " r"], t: int) -> Bool[Tensor, "#q r t"]:
+    """Which tokens each row may see: the model's own mask, or causal order and window where it passed none."""
+    if attention.mask is not None:
+        mask = attention.mask[0][:, rows]
+        return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    columns = torch.arange(t, device=rows.device)
+    visible = columns <= rows[:, None]
+    if attention.window_tokens is not None:
+        visible = visible & (columns > rows[:, None] - attention.window_tokens)
+    return visible[None]

@@ -1,0 +1,131 @@
+"""Decode-style scoring: the prompt is read exactly, then tokens are scored that read the coded cache.
+
+    prefill exact ─▶ tokens leave the window and are coded ─▶ scored tokens attend to coded + exact tokens
+    KL = Σ_v p_dense(v) log(p_dense(v) / p_coded(v)), per scored token, in nats
+
+The scored text is fed a page at a time: within a page every token is younger than the window, so its logits are those
+of feeding one token at a time. The dense run is fed in the same pages, so that `full` scores exactly 0.
+"""
+
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from karhunen.codec import Codec
+from karhunen.hf.cache import CompressedCache, dense_cache
+from karhunen.hf.probe import cache_argument, inference
+from karhunen.store.report import Report
+
+PAGE_TOKENS = 16  # tokens scored in one forward; at most the page by which tokens leave the window
+
+
+@final
+@dataclass(frozen=True)
+class Document:
+    """A text to score: `prefill_tokens` are read exactly, the rest is scored."""
+
+    name: str
+    tokens: Int[Tensor, " n"]
+    prefill_tokens: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.prefill_tokens < len(self.tokens):
+            raise ValueError(
+                f"{self.name}: a prefill of {self.prefill_tokens} of {len(self.tokens)} tokens leaves nothing to score"
+            )
+
+    @property
+    def scored(self) -> Int[Tensor, " m"]:
+        """Tokens that are fed while reading the coded cache."""
+        return self.tokens[self.prefill_tokens :]
+
+
+@final
+@dataclass(frozen=True)
+class DenseRun:
+    """The uncompressed model on a document: its cache after the prefill, and its logits on the scored tokens."""
+
+    document: Document
+    cache: Any
+    logits: Float[Tensor, "m v"]
+    seconds_per_token: float
+
+
+@final
+@dataclass(frozen=True)
+class Score:
+    """One codec on one document. Per scored token: KL in nats, whether the most likely next token is the dense run's,
+    and the negative log-likelihood of the true next token under both (the last token has none)."""
+
+    document: str
+    kl: Float[Tensor, " m"]
+    agree: Bool[Tensor, " m"]
+    nll_dense: Float[Tensor, " m-1"]
+    nll_coded: Float[Tensor, " m-1"]
+    report: Report
+    encode_seconds: float
+    seconds_per_token: float
+    dense_seconds_per_token: float
+
+
+def run_dense(model: nn.Module, document: Document) -> DenseRun:
+    """Prefill once, then score the dense model page by page."""
+    with inference(model):
+        cache = dense_cache(model)
+        _forward(model, document.tokens[: document.prefill_tokens], cache, keep=1)
+        after_prefill = deepcopy(cache)
+        start = time.perf_counter()
+        logits = torch.cat([_forward(model, page, cache) for page in _pages(document.scored)])
+        seconds = time.perf_counter() - start
+    return DenseRun(document, after_prefill, logits, seconds / len(document.scored))
+
+
+def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
+    """Score `codec` against the dense run; the exact prefill is taken from it and coded here."""
+    with inference(model):
+        start = time.perf_counter()
+        cache = coded_copy(model, codec, dense.cache)
+        encoded = time.perf_counter()
+        logits = torch.cat([_forward(model, page, cache) for page in _pages(dense.document.scored)])
+        done = time.perf_counter()
+    p, q = dense.logits.float().log_softmax(-1), logits.float().log_softmax(-1)
+    truth = dense.document.scored[1:, None].to(p.device)
+    n = len(dense.document.scored)
+    return Score(
+        document=dense.document.name,
+        kl=(p.exp() * (p - q)).sum(-1).clamp_min(0),
+        agree=p.argmax(-1) == q.argmax(-1),
+        nll_dense=-p[:-1].gather(-1, truth).squeeze(-1),
+        nll_coded=-q[:-1].gather(-1, truth).squeeze(-1),
+        report=cache.report(),
+        encode_seconds=encoded - start,
+        seconds_per_token=(done - encoded) / n,
+        dense_seconds_per_token=dense.seconds_per_token,
+    )
+
+
+def coded_copy(model: nn.Module, codec: Codec, uncompressed: Any) -> CompressedCache:
+    """A compressed cache that was handed the dense cache's tokens at once; other layers are copies."""
+    cache = CompressedCache(model, codec)
+    for index, layer in enumerate(uncompressed.layers):
+        if index in codec.layers:
+            cache.layers[index].update(layer.keys, layer.values)
+        else:
+            cache.layers[index] = deepcopy(layer)
+    return cache
+
+
+def _pages(tokens: Int[Tensor, " m"]) -> Iterator[Tensor]:
+    yield from tokens.split(PAGE_TOKENS)
+
+
+def _forward(model: nn.Module, tokens: Tensor, cache: Any, keep: int = 0) -> Float[Tensor, "t v"]:
+    device = next(model.parameters()).device
+    arguments: dict[str, Any] = {cache_argument(model): cache, "use_cache": True, "logits_to_keep": keep}
+    return cast("Any", model)(input_ids=tokens[None].to(device), **arguments).logits[0]

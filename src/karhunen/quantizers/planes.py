@@ -1,0 +1,109 @@
+"""From planes (which coefficients share a symbol, in which stage, at how many bits) to a trained `VectorQuantizer`.
+
+    stage 0 is trained on the coefficients, stage k on what the stages before it left over
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from karhunen.quantizers.base import QuantizerData
+from karhunen.quantizers.gains import GainKind, split_gain
+from karhunen.quantizers.kmeans import kmeans, nearest
+from karhunen.quantizers.vector import VectorQuantizer
+
+EntryKind = Literal["float16", "float8_e5m2"]
+
+BATCH_PLANES = 48  # codebooks trained at a time; bounds the distance table
+FLOAT8_TOP = 8.0  # a float8 table is scaled so that its largest entry is this, in the middle of e5m2's range
+
+
+@final
+@dataclass(frozen=True)
+class Plane:
+    """One symbol: `coordinates` of head group `group`, `bits` wide, refining the planes of lower `stage`."""
+
+    group: int
+    coordinates: tuple[int, ...]
+    bits: int
+    stage: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class Training:
+    """How tables are trained and stored."""
+
+    n_iterations: int
+    seed: int
+    max_samples: int
+    entries: EntryKind = "float16"
+
+
+def train(planes: Sequence[Plane], data: QuantizerData, gain: GainKind, how: Training) -> VectorQuantizer:
+    """Codebooks of all planes, in order."""
+    g, c = data.rates.shape
+    samples = data.require_samples()
+    samples = samples[:, :: max(1, -(-samples.shape[1] // how.max_samples))].double()
+    if gain != "none":
+        samples = split_gain(samples[None], gain)[0][0]
+    rest = samples.float().clone()
+    tables: dict[int, Tensor] = {}
+    scales = torch.ones(len(planes))
+    for batch in _batches(planes):
+        books = _train_batch([planes[j] for j in batch], rest, how)
+        for j, (stored, scale) in zip(batch, books, strict=True):
+            tables[j], scales[j] = stored, scale
+    return VectorQuantizer(
+        g=g,
+        c=c,
+        gain=gain,
+        plane_group=torch.tensor([plane.group for plane in planes]),
+        plane_stage=torch.tensor([plane.stage for plane in planes]),
+        plane_bits=torch.tensor([plane.bits for plane in planes]),
+        plane_size=torch.tensor([len(plane.coordinates) for plane in planes]),
+        coordinates=torch.tensor([i for plane in planes for i in plane.coordinates]),
+        entries=torch.cat([tables[j].flatten() for j in range(len(planes))]),
+        scale=scales,
+    )
+
+
+def _train_batch(planes: list[Plane], rest: Float[Tensor, "g n c"], how: Training) -> list[tuple[Tensor, float]]:
+    """Trains planes of equal bits on `rest` and takes from it what they code."""
+    width = max(len(plane.coordinates) for plane in planes)
+    x = torch.zeros(len(planes), rest.shape[1], width)
+    for row, plane in enumerate(planes):
+        x[row, :, : len(plane.coordinates)] = rest[plane.group][:, list(plane.coordinates)]
+    books = kmeans(x, 2 ** planes[0].bits, how.n_iterations, how.seed)
+    stored, scales = _stored(books, how.entries)
+    values = stored.float() * scales[:, None, None]
+    chosen, _ = nearest(x, values)
+    for row, plane in enumerate(planes):
+        size = len(plane.coordinates)
+        rest[plane.group][:, list(plane.coordinates)] -= values[row, chosen[row], :size]
+    return [(stored[r, :, : len(p.coordinates)], float(scales[r])) for r, p in enumerate(planes)]
+
+
+def _stored(tables: Float[Tensor, "s e w"], kind: EntryKind) -> tuple[Tensor, Float[Tensor, " s"]]:
+    if kind == "float8_e5m2":
+        scale = tables.abs().amax((-2, -1)).clamp_min(1e-30) / FLOAT8_TOP
+        return (tables / scale[:, None, None]).to(torch.float8_e5m2), scale
+    return tables.clamp(-6e4, 6e4).to(torch.float16), torch.ones(tables.shape[0])
+
+
+def _batches(planes: Sequence[Plane]) -> list[list[int]]:
+    """Planes of one stage and width in bits, of similar size; stages in order."""
+    order = sorted(range(len(planes)), key=lambda j: (planes[j].stage, planes[j].bits, len(planes[j].coordinates), j))
+    batches: list[list[int]] = []
+    for j in order:
+        last = batches[-1] if batches else []
+        alike = last and (planes[last[0]].stage, planes[last[0]].bits) == (planes[j].stage, planes[j].bits)
+        if alike and len(last) < BATCH_PLANES:
+            last.append(j)
+        else:
+            batches.append([j])
+    return batches

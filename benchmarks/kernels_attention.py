@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from karhunen.kernels.byte_attention import ByteTables, CodedTokens, byte_attention, choose_path
+from karhunen.kernels.byte_attention import CodedTokens, byte_attention, choose_path
+from karhunen.kernels.byte_tables import ByteTables
 
 PLANE_WIDTHS = {
     # Groups of a 64-dimensional head as water-filling forms them: strong coefficients nearly alone, weak ones together.

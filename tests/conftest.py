@@ -44,7 +44,8 @@ class CompiledModules(MetaPathFinder):
         return PathFinder.find_spec(fullname, path, target) if fullname in self.names else None
 
 
-jaxtyping.install_import_hook("karhunen", "beartype.beartype")
+# an int will do where a float is asked for, as in the typing rules (PEP 484)
+jaxtyping.install_import_hook("karhunen", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 sys.meta_path.insert(0, CompiledModules(_compiled_modules()))
 torch.set_num_threads(2)
 
@@ -54,6 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: 2 if item.get_closest_marker("model") else bool(item.get_closest_marker("slow")))
 
 
+@torch.no_grad()
 def _poison(tensor: torch.Tensor) -> torch.Tensor:
     """Fill fresh memory with what no right answer holds: NaN, or the largest value an integer type has."""
     if tensor.is_floating_point() or tensor.is_complex():

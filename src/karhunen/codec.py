@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Self, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -25,6 +25,7 @@ from karhunen.statistics.rotary import Rotary
 from karhunen.transforms.base import Transform
 from karhunen.values import assemble, dismantle, fingerprint, kinds_in
 from karhunen.windows.base import Window
+from karhunen.windows.small_norm import NormBelow
 
 FORMAT, VERSION = "karhunen-codec", 1
 PART_PACKAGES = (
@@ -54,11 +55,12 @@ class Packed:
 @final
 @dataclass(frozen=True)
 class SideCodec:
-    """Keys or values of one layer: `encode` and its mirror `decode`."""
+    """Keys or values of one layer: `encode` and its mirror `decode`. `mean` is that of a centered frame."""
 
     n_heads: int
     frame: RopeFrame
     rotary: Rotary | None
+    mean: Float[Tensor, "h d"] | None
     transform: Transform
     quantizer: Quantizer
     layout: Layout
@@ -67,7 +69,7 @@ class SideCodec:
         """Vectors to bytes. `t` must be a multiple of the quantizer's granule; ValueError on NaN or infinity."""
         if not bool(torch.isfinite(x).all()):
             raise ValueError("NaN or infinity among the vectors to be coded; the model's own forward produced it")
-        y = self.transform.forward(self.frame.forward(x, positions, self.rotary))
+        y = self.transform.forward(self.frame.forward(x, positions, self.rotary, self.mean))
         codes = self.quantizer.encode(y)
         return Packed(self.layout.pack(codes.symbols), codes.side)
 
@@ -75,7 +77,7 @@ class SideCodec:
         """Bytes to vectors, float32 or float64 as the frame leaves them."""
         codes = Codes(self.layout.unpack(packed.planes), packed.side)
         y = self.quantizer.decode(codes)
-        return self.frame.inverse(self.transform.inverse(y), positions, self.rotary, self.n_heads)
+        return self.frame.inverse(self.transform.inverse(y), positions, self.rotary, self.n_heads, self.mean)
 
     def distort(self, x: Float[Tensor, "b h t d"], positions: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
         """`decode(encode(x))`: what attention will see in place of x."""
@@ -89,8 +91,9 @@ class LayerCodec:
 
     key: SideCodec
     value: SideCodec
+    exceptions: NormBelow | None = None
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> "LayerCodec":
         return self
 
     def side(self, slot: Slot) -> SideCodec:
@@ -126,7 +129,7 @@ class Codec:
     left_exact: Mapping[int, str]
     origin: Origin = Origin()
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> "Codec":
         return self
 
     def table_bytes(self) -> int:
@@ -150,7 +153,7 @@ class Codec:
         write_folder(Path(folder), FORMAT, VERSION, {"codec": dismantle(self, tensors)}, tensors)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
+    def from_pretrained(cls, folder: str | Path) -> "Codec":
         """Read an artifact; ValueError saying what is wrong with it."""
         config, tensors = read_folder(Path(folder), FORMAT, VERSION)
         made = assemble(config.get("codec"), kinds_in(*PART_PACKAGES), tensors)

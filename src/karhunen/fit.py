@@ -4,7 +4,7 @@ calibration text ─▶ statistics ─▶ transform ─▶ allocation ─▶ qua
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import final
 
@@ -12,15 +12,19 @@ import torch
 from torch import Tensor
 
 from karhunen.codec import Codec, LayerCodec, Origin, SideCodec
+from karhunen.frames.rope_frame import join_heads
 from karhunen.quantizers.base import QuantizerData
-from karhunen.recipe import Recipe, Side
+from karhunen.recipe import Recipe, Side, unrotated
 from karhunen.statistics.gathered import LayerStatistics, Statistics
 from karhunen.statistics.identity import LayerShape, ModelIdentity
 from karhunen.statistics.moments import Moments
-from karhunen.statistics.need import SLOTS, Slot
+from karhunen.statistics.need import SLOTS, Need, Slot
 from karhunen.statistics.samples import Samples
 from karhunen.transforms.base import Transform, TransformData
 from karhunen.transforms.chain import transformed_moments
+from karhunen.windows.small_norm import NormBelow
+
+CENTERED_POSITIONS = 4096  # over which the turning mean of a centered post-RoPE frame is averaged
 
 
 @final
@@ -32,7 +36,7 @@ class _Job:
     slot: Slot
     shape: LayerShape
     statistics: LayerStatistics
-    skip_tokens: int
+    about: Need
 
     @property
     def size(self) -> tuple[int, int]:
@@ -49,19 +53,37 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     missing, a size does not fit, or the recipe's frame needs a rotation that the model does not have.
     """
     left = reasons_left_exact(recipe, statistics.model)
+    _refuse_missing_rotation(recipe, statistics)
     jobs = {
         (layer, slot): job
         for layer in range(len(statistics.model.layers)) if layer not in left
         for slot in SLOTS if (job := _job(recipe, statistics, layer, slot))
     }  # fmt: skip
-    transforms = {key: _named(key, _fit_transform, job) for key, job in jobs.items()}
-    moments = {key: transformed_moments(_moments(job), transforms[key]) for key, job in jobs.items()}
+    means = {key: _named(key, _frame_mean, job) for key, job in jobs.items()}
+    vectors = {key: _moments(job, means[key]) for key, job in jobs.items()}
+    transforms = {key: _named(key, _fit_transform, job, vectors[key]) for key, job in jobs.items()}
+    moments = {key: transformed_moments(vectors[key], transforms[key]) for key in jobs}
     rates = _allocate(jobs, moments)
     sides = {
-        key: _named(key, _fit_side, job, transforms[key], moments[key], rates[key]) for key, job in jobs.items()
+        key: _named(key, _fit_side, job, means[key], transforms[key], moments[key], rates[key])
+        for key, job in jobs.items()
     }  # fmt: skip
-    layers = {layer: LayerCodec(sides[layer, "key"], sides[layer, "value"]) for layer, slot in jobs if slot == "key"}
+    layers = {
+        layer: LayerCodec(sides[layer, "key"], sides[layer, "value"], _exceptions(recipe, statistics.layers[layer]))
+        for layer, slot in jobs if slot == "key"
+    }  # fmt: skip
     return Codec(statistics.model, recipe.window, layers, left, _origin(recipe, statistics))
+
+
+def _refuse_missing_rotation(recipe: Recipe, statistics: Statistics) -> None:
+    """Single layers may go without a rotation; where none has one there is nothing to undo."""
+    turning = any(layer.key_rotary or layer.value_rotary for layer in statistics.layers.values())
+    if recipe.key is not None and recipe.key.frame.needs_rotary and not turning:
+        raise ValueError(
+            f"recipe {recipe.name!r} codes keys relative to their rotation (block_tokens="
+            f"{recipe.key.frame.block_tokens}), but no layer of this {statistics.model.architecture} rotates its keys; "
+            "use a post-RoPE frame (block_tokens=None)"
+        )
 
 
 def reasons_left_exact(recipe: Recipe, model: ModelIdentity) -> dict[int, str]:
@@ -82,21 +104,48 @@ def _job(recipe: Recipe, statistics: Statistics, layer: int, slot: Slot) -> _Job
     assert side is not None, "a recipe without sides leaves every layer exact"
     if layer not in statistics.layers:
         raise ValueError(f"layer {layer} was never observed during calibration")
-    return _Job(side, slot, statistics.shape(layer), statistics.layers[layer], recipe.window.sink_tokens)
+    return _Job(side, slot, statistics.shape(layer), statistics.layers[layer], recipe.about(slot))
 
 
-def _fit_transform(job: _Job) -> Transform:
+def _exceptions(recipe: Recipe, layer: LayerStatistics) -> NormBelow | None:
+    rule = recipe.window.exceptions
+    if rule is None:
+        return None
+    moments = layer.get(recipe.norms(rule), Moments)
+    mean_square = moments.second_moment.diagonal(dim1=-2, dim2=-1).sum()
+    return rule.fit(float(mean_square.sqrt()))
+
+
+def _frame_mean(job: _Job) -> Tensor | None:
+    if not job.side.frame.center:
+        return None
+    return job.statistics.get(unrotated(job.about), Moments).mean.float()
+
+
+def _fit_transform(job: _Job, moments: Moments | None) -> Transform:
     g, d = job.size
-    about = job.side.about(job.slot, job.skip_tokens)
-    metric = job.side.metric.matrix(about, lambda need: job.statistics.get(need, Moments))
+    metric = job.side.metric.matrix(job.about, lambda need: job.statistics.get(need, Moments))
     if job.side.transform.needs_moments:
-        job.statistics.get(about, Moments)
-    return job.side.transform.fit(TransformData(g, d, _moments(job), metric))
+        job.statistics.get(job.about, Moments)
+    return job.side.transform.fit(TransformData(g, d, moments, metric))
 
 
-def _moments(job: _Job) -> Moments | None:
-    found = job.statistics.measured.get(job.side.about(job.slot, job.skip_tokens))
-    return found if isinstance(found, Moments) else None
+def _moments(job: _Job, mean: Tensor | None) -> Moments | None:
+    """Moments of what the frame gives, if gathered; a centered frame's are those without its mean."""
+    found = job.statistics.measured.get(job.about)
+    if not isinstance(found, Moments) or mean is None:
+        return found if isinstance(found, Moments) else None
+    turned = _turned_means(job, mean, torch.arange(job.side.frame.block_tokens or CENTERED_POSITIONS))
+    drift = Moments.of(turned)
+    count = found.count / drift.count
+    return Moments(found.count, torch.zeros_like(found.sum), found.outer - count[:, None, None] * drift.outer)
+
+
+def _turned_means(job: _Job, mean: Tensor, positions: Tensor) -> Tensor:
+    """What a centered frame takes away at each position, [g n e]."""
+    frame, rotary = job.side.frame, job.statistics.rotary(job.slot)
+    turned = frame.turned_mean(mean.double(), positions[None], rotary).expand(-1, -1, len(positions), -1)
+    return (join_heads(turned) if frame.joined else turned)[0]
 
 
 def _allocate(
@@ -108,7 +157,7 @@ def _allocate(
         mine = {key: job for key, job in jobs.items() if job.side.allocation == allocation}
         if allocation.needs_spectrum:
             for job in mine.values():
-                job.statistics.get(job.side.about(job.slot, job.skip_tokens), Moments)
+                job.statistics.get(job.about, Moments)
         spectra = {key: _spectrum(moments[key], job) for key, job in mine.items()}
         costs = {key: _named(key, lambda job: job.side.quantizer.cost(job.size[1]), job) for key, job in mine.items()}
         rates |= allocation.rates(spectra, costs)
@@ -121,15 +170,18 @@ def _spectrum(moments: Moments | None, job: _Job) -> Tensor:
     return moments.second_moment.diagonal(dim1=-2, dim2=-1)
 
 
-def _fit_side(job: _Job, transform: Transform, moments: Moments | None, rates: Tensor) -> SideCodec:
+def _fit_side(
+    job: _Job, mean: Tensor | None, transform: Transform, moments: Moments | None, rates: Tensor
+) -> SideCodec:
     rotary = job.statistics.rotary(job.slot)
     samples = None
     if job.side.quantizer.needs_samples:
-        raw = job.statistics.get(job.side.samples(job.slot, job.skip_tokens), Samples)
-        samples = transform.forward(raw.vectors)
+        raw = job.statistics.get(replace(job.about, kind="samples"), Samples)
+        vectors = raw.vectors if mean is None else raw.vectors - _turned_means(job, mean, raw.positions)
+        samples = transform.forward(vectors)
     quantizer = job.side.quantizer.fit(QuantizerData(rates, moments, samples))
     layout = job.side.packing.fit(quantizer.widths)
-    return SideCodec(job.shape.n_kv_heads, job.side.frame, rotary, transform, quantizer, layout)
+    return SideCodec(job.shape.n_kv_heads, job.side.frame, rotary, mean, transform, quantizer, layout)
 
 
 def _named(key: tuple[int, Slot], step, job: _Job, *rest):  # type: ignore[no-untyped-def]

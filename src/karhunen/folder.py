@@ -24,12 +24,13 @@ def write_folder(
     folder: Path, format_name: str, version: int, body: Mapping[str, Any], tensors: dict[str, Tensor]
 ) -> None:
     """Write an artifact, replacing one of the same format; ValueError if `folder` holds anything else."""
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / CONFIG).is_file())):
-        raise ValueError(f"{folder} exists and is not a karhunen artifact; choose another folder")
+    check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, work / TENSORS)
+        # layers may share a tensor (one rotation for all); safetensors wants each to have memory of its own
+        apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        save_file(apart, work / TENSORS)
         config = {"format": format_name, "version": version, "tensors_sha256": _sha256(work / TENSORS), **body}
         (work / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
         work.chmod(0o755)
@@ -44,6 +45,12 @@ def write_folder(
         shutil.rmtree(work, ignore_errors=True)
 
 
+def check_target(folder: Path) -> None:
+    """ValueError if an artifact cannot be written there: ask before long work whose result goes into `folder`."""
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / CONFIG).is_file())):
+        raise ValueError(f"{folder} exists and is not a karhunen artifact; choose another folder")
+
+
 def read_folder(folder: Path, format_name: str, version: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Configuration and tensors of an artifact; ValueError saying what is wrong with it."""
     if not (folder / CONFIG).is_file():
@@ -52,6 +59,8 @@ def read_folder(folder: Path, format_name: str, version: int) -> tuple[dict[str,
         config = cast("dict[str, Any]", json.loads((folder / CONFIG).read_text()))
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from error
+    if not isinstance(config, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{folder / CONFIG} holds no artifact: it is a {type(config).__name__}, not an object")
     if config.get("format") != format_name:
         raise ValueError(f"{folder} holds {config.get('format')!r}, not {format_name!r}")
     if config.get("version") != version:

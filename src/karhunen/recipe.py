@@ -3,9 +3,9 @@
     frame · metric · transform · allocation · quantizer · packing   for each side,   window   for both
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Self, final
+from typing import Any, final
 
 from karhunen.allocation.base import Allocation
 from karhunen.allocation.uniform import Uniform
@@ -22,6 +22,7 @@ from karhunen.transforms.identity import Identity
 from karhunen.values import Kinds, assemble, fingerprint, kinds_in, to_dict
 from karhunen.windows.base import Window
 from karhunen.windows.sink_recent import SinkRecent
+from karhunen.windows.small_norm import SmallNorm
 
 SPEC_PACKAGES = tuple(
     f"karhunen.{folder}"
@@ -41,23 +42,21 @@ class Side:
     quantizer: QuantizerSpec = Affine()
     packing: PackingSpec = FixedWidth()
 
-    def needs(self, slot: Slot, skip_tokens: int) -> frozenset[Need]:
-        """The statistics `fit` reads for this side; the window's sinks are skipped."""
-        about = self.about(slot, skip_tokens)
+    def needs(self, about: Need) -> frozenset[Need]:
+        """The statistics `fit` reads for this side; `about` is `Recipe.about` of it."""
         found = self.metric.needs(about)
         if self.transform.needs_moments or self.quantizer.needs_moments or self.allocation.needs_spectrum:
             found |= {about}
         if self.quantizer.needs_samples:
-            found |= {self.samples(slot, skip_tokens)}
+            found |= {replace(about, kind="samples")}
+        if self.frame.center:
+            found |= {unrotated(about)}
         return found
 
-    def about(self, slot: Slot, skip_tokens: int) -> Need:
-        """The moments of the vectors this side codes."""
-        return Need("moments", slot, self.frame.block_tokens, self.frame.joined, skip_tokens=skip_tokens)
 
-    def samples(self, slot: Slot, skip_tokens: int) -> Need:
-        """Samples of the vectors this side codes."""
-        return Need("samples", slot, self.frame.block_tokens, self.frame.joined, skip_tokens=skip_tokens)
+def unrotated(about: Need) -> Need:
+    """The moments of the vectors as they are before rotation, per head."""
+    return replace(about, block_tokens=1 if about.slot == "key" else None, joined=False)
 
 
 @final
@@ -84,15 +83,35 @@ class Recipe:
         """The statistics that calibration has to gather for this recipe."""
         if self.key is None or self.value is None:
             return frozenset()
-        skip = self.window.sink_tokens
-        return self.key.needs("key", skip) | self.value.needs("value", skip)
+        found = self.key.needs(self.about("key")) | self.value.needs(self.about("value"))
+        if self.window.exceptions is not None:
+            found |= {self.norms(self.window.exceptions)}
+        return found
+
+    def about(self, slot: Slot) -> Need:
+        """The moments of the vectors that one side codes: not of tokens that the window keeps exact."""
+        side, rule = self.side(slot), self.window.exceptions
+        assert side is not None, "a recipe without sides codes nothing"
+        return Need(
+            "moments",
+            slot,
+            side.frame.block_tokens,
+            side.frame.joined,
+            skip_tokens=self.window.sink_tokens,
+            quiet_slot=rule.slot if rule else None,
+            quiet_fraction=rule.fraction if rule else 0.0,
+        )
+
+    def norms(self, rule: SmallNorm) -> Need:
+        """The moments that say how long a vector usually is."""
+        return replace(self.about(rule.slot), block_tokens=None, joined=False)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON; `Recipe.from_dict` is the way back."""
         return to_dict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
+    def from_dict(cls, data: dict[str, Any]) -> "Recipe":
         """Strict: an unknown kind or field is refused with the known ones listed (ValueError)."""
         made = assemble(data, recipe_kinds(), {})
         if not isinstance(made, cls):

@@ -115,5 +115,18 @@ def fingerprint(value: Any) -> str:
     return digest.hexdigest()[:16]
 
 
+def refuse_unless_one_of(name: str, given: object, known: tuple[str, ...]) -> None:
+    """ValueError unless `given` is one of the words a field knows."""
+    if given not in known:
+        raise ValueError(f"unknown {name} {given!r}; known: {', '.join(known)}")
+
+
+def refuse_unless_whole(**given: object) -> None:
+    """ValueError unless every value counts something: a whole number, not a ratio."""
+    for name, value in given.items():
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} is not a whole number; give an integer")
+
+
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name

@@ -9,8 +9,13 @@ import transformers as tf
 Make = Callable[[], Any]
 
 SIZES: dict[str, Any] = {
-    **{"vocab_size": 99, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
 }
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.allocation.base import Allocation, RateCost
+from karhunen.values import refuse_unless_whole
 
 K = TypeVar("K")
 
@@ -21,6 +22,7 @@ class Uniform(Allocation):
     bits: int
 
     def __post_init__(self) -> None:
+        refuse_unless_whole(bits=self.bits)
         if not 1 <= self.bits <= 16:
             raise ValueError(f"bits={self.bits} is out of range; use 1 to 16")
 

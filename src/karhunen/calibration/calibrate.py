@@ -1,6 +1,6 @@
 """One streaming pass over calibration text: the model runs once, and only what was asked for is gathered.
 
-    needs of the recipes ─▶ union ─▶ per sequence: forward ─▶ per layer: measure ─▶ sums ─▶ statistics
+needs of the recipes ─▶ union ─▶ per sequence: forward ─▶ per layer: measure ─▶ sums ─▶ statistics
 """
 
 import hashlib
@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from karhunen.calibration.measure import measure, needs_attention
+from karhunen.calibration.gradients import measure_gradients
+from karhunen.calibration.measure import measure
 from karhunen.calibration.resume import Partial
 from karhunen.calibration.tokens import Input, sequences
 from karhunen.hf.capture import Observation, capturing
@@ -31,6 +32,7 @@ Progress = Callable[[int, int], None]
 MAX_TOKENS = 16384
 MIN_TOKENS = 256
 MAX_SAMPLES = 8192
+GRADIENT_TOKENS = 4096  # gradients are measured on the first this many tokens: a backward pass costs several forwards
 
 
 def calibrate(
@@ -57,7 +59,9 @@ def calibrate(
     tokens, each named.
     """
     identity, rotaries = describe(model), detect_rotary(model)
-    plan = _Plan(identity, rotaries, tuple(sorted(set(needs), key=repr)), _measured_layers(identity, layers), min_tokens)
+    plan = _Plan(
+        identity, rotaries, tuple(sorted(set(needs), key=repr)), _measured_layers(identity, layers), min_tokens
+    )
     plan.check()
     length = min(sequence_tokens, n_positions(model))
     pieces = sequences(texts, tokenizer, length, max_tokens, plan.skip_tokens + 2)
@@ -93,6 +97,16 @@ class _Plan:
         """Tokens at the head of a sequence that some need leaves out."""
         return max((need.skip_tokens for need in self.needs), default=0)
 
+    @property
+    def forward_needs(self) -> list[Need]:
+        """Those that a forward shows."""
+        return [need for need in self.needs if need.kind != "gradients"]
+
+    @property
+    def gradient_needs(self) -> list[Need]:
+        """Those that take a backward pass."""
+        return [need for need in self.needs if need.kind == "gradients"]
+
     def check(self) -> None:
         """ValueError if a need asks for a rotary frame that the model does not have."""
         moving = [need for need in self.needs if need.block_tokens is not None]
@@ -106,7 +120,7 @@ class _Plan:
                 "use a recipe with a post-RoPE frame (block_tokens=None)"
             )
 
-    def fingerprint(self, pieces: list[Int[Tensor, " t"]]) -> str:
+    def fingerprint(self, pieces: list[Int[Tensor, " _"]]) -> str:
         """Names everything the sums depend on."""
         return fingerprint((self.identity, self.needs, self.layers, pieces))
 
@@ -129,7 +143,7 @@ class _Gathering:
         found = self.plan.rotaries.get(seen.layer, DetectedRotary())
         known = self.sums.get(seen.layer)
         measured: dict[Need, Statistic] = {}
-        for need in self.plan.needs:
+        for need in self.plan.forward_needs:
             if known is not None and need.kind == "output_gram" and need in known.measured:
                 measured[need] = known.measured[need]  # a property of the weights: once is enough
                 continue
@@ -141,33 +155,55 @@ class _Gathering:
         new = LayerStatistics(found.key, found.value, scale, counted, measured)
         self.sums[seen.layer] = new if known is None else known + new
 
+    def add_gradients(self, found: Mapping[int, Mapping[Need, Statistic]]) -> None:
+        """Add what a backward pass gave; its tokens were counted by the forward."""
+        for layer, measured in found.items():
+            known = self.sums[layer]
+            self.sums[layer] = known + LayerStatistics(known.key_rotary, known.value_rotary, 1.0, 0, measured)
+
 
 def _run(
     model: nn.Module,
     plan: _Plan,
-    pieces: list[Int[Tensor, " t"]],
+    pieces: list[Int[Tensor, " _"]],
     resume_dir: Path | str | None,
     progress: Progress | None,
 ) -> Statistics:
     lengths = [len(piece) for piece in pieces]
     gathering = _Gathering(plan, stride=max(1, math.ceil(sum(lengths) / MAX_SAMPLES)))
     partial = None if resume_dir is None else Partial(Path(resume_dir), plan.fingerprint(pieces))
+    backward = _gradient_pieces(pieces) if plan.gradient_needs else []
+    steps = [*((piece, False) for piece in pieces), *((piece, True) for piece in backward)]
+    total = sum(len(piece) for piece, _ in steps)
     done = 0
     if partial is not None and (found := partial.load()) is not None:
         done, saved = found
         gathering.sums = dict(saved.layers)
     source = (_source(pieces),)
-    with capturing(model, gathering) as run:
-        for index in range(done, len(pieces)):
-            run(pieces[index][None], None)
-            if progress is not None:
-                progress(sum(lengths[: index + 1]), sum(lengths))
-            if partial is not None and index + 1 < len(pieces):
-                partial.save(index + 1, Statistics(plan.identity, dict(gathering.sums), source))
+    for index in range(done, len(steps)):
+        piece, is_backward = steps[index]
+        if is_backward:
+            gathering.add_gradients(
+                measure_gradients(model, piece, plan.gradient_needs, plan.layers, plan.rotaries, seed=index)
+            )
+        else:
+            with capturing(model, gathering) as run:
+                run(piece[None], None)
+        if progress is not None:
+            progress(sum(len(piece) for piece, _ in steps[: index + 1]), total)
+        if partial is not None and index + 1 < len(steps):
+            partial.save(index + 1, Statistics(plan.identity, dict(gathering.sums), source))
     _refuse_unobserved(plan, gathering.sums)
     if partial is not None:
         partial.clear()
     return Statistics(plan.identity, {i: gathering.sums[i] for i in plan.layers}, source)
+
+
+def _gradient_pieces(pieces: list[Int[Tensor, " _"]]) -> list[Int[Tensor, " _"]]:
+    """Whole sequences, spread evenly over the text, of GRADIENT_TOKENS together (at least one)."""
+    n_wanted = max(1, round(GRADIENT_TOKENS / max(len(piece) for piece in pieces)))
+    stride = max(1, len(pieces) // n_wanted)
+    return pieces[::stride][:n_wanted]
 
 
 def _measured_layers(identity: ModelIdentity, layers: Iterable[int] | None) -> tuple[int, ...]:
@@ -206,7 +242,7 @@ def _refuse_unobserved(plan: _Plan, sums: Mapping[int, LayerStatistics]) -> None
         raise ValueError(f"layers {few} were observed for {counts} tokens; at least {plan.min_tokens} are needed")
 
 
-def _source(pieces: list[Int[Tensor, " t"]]) -> str:
+def _source(pieces: list[Int[Tensor, " _"]]) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(torch.cat([piece, torch.tensor([-1])]).numpy().tobytes())

@@ -22,6 +22,7 @@ from karhunen.statistics.moments import Moments
 from karhunen.statistics.need import Need, Statistic
 from karhunen.statistics.rotary import Rotary
 from karhunen.statistics.samples import Samples
+from karhunen.windows.small_norm import token_norms
 
 # Elements of the largest temporary while queries are turned into the frames of the blocks they read.
 CHUNK_ELEMENTS = 1 << 22
@@ -39,11 +40,6 @@ def measure(need: Need, seen: Observation, rotary: Rotary | None) -> Statistic:
     for part in parts[1:]:
         total = total + part  # type: ignore[operator]  # equal needs give equal kinds
     return total
-
-
-def needs_attention(need: Need) -> bool:
-    """Whether a need is about how the cache is read, not only about what it stores."""
-    return need.kind in ("queries", "attended", "output_gram")
 
 
 def _sequence(seen: Observation, row: int) -> Observation:
@@ -78,17 +74,28 @@ def _measure_sequence(need: Need, seen: Observation, rotary: Rotary | None) -> S
         return _queries(need, seen, rotary)
     raw = seen.key if need.slot == "key" else seen.value
     frame = RopeFrame(need.block_tokens, need.joined)
-    x = frame.forward(raw, seen.positions, rotary)[0, :, need.skip_tokens :]  # [g t e]
+    keep = counted(need, seen.key, seen.value)
+    x = frame.forward(raw, seen.positions, rotary)[0][:, keep]  # [g t e]
     if need.kind == "samples":
-        return Samples.of(x, need.stride)
+        return Samples.of(x, need.stride, seen.positions[0, keep])
     if need.kind == "moments":
         return Moments.of(x)
     received = _attention_received(need, seen)
+    received = received[:, keep]
     return Moments.of(x, received.mean(0, keepdim=True) if need.joined else received)
 
 
+def counted(need: Need, key: Float[Tensor, "1 h t d"], value: Float[Tensor, "1 h t e"]) -> Int[Tensor, " kept"]:
+    """Indices of the tokens of a sequence that `need` counts: past the skipped ones, and not of abnormally small norm."""
+    index = torch.arange(need.skip_tokens, key.shape[2], device=key.device)
+    if need.quiet_slot is None:
+        return index
+    norms = token_norms(key if need.quiet_slot == "key" else value)[0, index]
+    return index[norms >= need.quiet_fraction * norms.median()]
+
+
 def _queries(need: Need, seen: Observation, rotary: Rotary | None) -> Moments:
-    """Moments of R(−n₀) q_m over sampled rows m and the key blocks n₀ they see, weighted; in float32, summed in float64.
+    """Weighted moments of R(−n₀) q_m over sampled rows m and the key blocks n₀ they see: float32, summed in float64.
 
     Rows that see more than PAIRS_PER_ROW blocks count that many of them, drawn evenly from their total weight.
     """
@@ -127,7 +134,7 @@ def _attention_received(need: Need, seen: Observation) -> Float[Tensor, "h t"]:
     """Σ_m a_mn² over sampled rows m and the group's query heads, per row, of each token past the skipped ones."""
     attention = _attention_of(need, seen)
     rows, _, received = attention_rows(seen, attention, need.skip_tokens)
-    squared = received.attention.square().sum(1)[:, need.skip_tokens :] / max(1, len(rows))  # [q t]
+    squared = received.attention.square().sum(1)/ max(1, len(rows))  # [q t]
     return group_of_heads(squared, seen.key.shape[1]).sum(1)
 
 

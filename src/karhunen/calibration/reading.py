@@ -1,6 +1,6 @@
 """How a layer's queries read its cache: true attention of a sample of rows, and which key blocks they look at.
 
-    a_mn = softmax_n(cap(scale · q_mᵀ k_n) + mask_mn), with the layer's window, sinks and soft cap
+a_mn = softmax_n(cap(scale · q_mᵀ k_n) + mask_mn), with the layer's window, sinks and soft cap
 """
 
 from dataclasses import dataclass

@@ -20,10 +20,9 @@ INTERVAL_SECONDS = 20.0
 class Partial:
     """The saved state of one calibration, named by its inputs."""
 
-    def __init__(self, folder: Path, name: str, interval_seconds: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
         self.name = name
-        self.interval_seconds = interval_seconds
         self.saved_at = time.monotonic()
 
     def load(self) -> tuple[int, Statistics] | None:
@@ -37,7 +36,7 @@ class Partial:
 
     def save(self, n_done: int, statistics: Statistics) -> None:
         """Keep this state, if the last one is old enough to be worth it."""
-        if time.monotonic() - self.saved_at < self.interval_seconds:
+        if time.monotonic() - self.saved_at < INTERVAL_SECONDS:
             return
         before = self._states()
         save_statistics(statistics, self.folder / f"{self.name}-{n_done:08d}")

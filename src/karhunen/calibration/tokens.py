@@ -12,7 +12,7 @@ Input = str | Sequence[str] | Sequence[Sequence[int]] | Tensor | Mapping[str, Te
 
 def sequences(
     given: Input, tokenizer: Any, sequence_tokens: int, max_tokens: int, min_tokens: int
-) -> list[Int[Tensor, " t"]]:
+) -> list[Int[Tensor, " _"]]:
     """Sequences of at most `sequence_tokens`, `max_tokens` in all; remainders below `min_tokens` are left out.
 
     `given` is text (one or many), lists of token ids, a tensor [b t], or a tokenizer's padded batch with its

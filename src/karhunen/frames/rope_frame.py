@@ -6,6 +6,8 @@
 B = 1 is the pre-RoPE key (SPECTRA), B = None (infinite) the post-RoPE key (NOVA-KV). A block-relative key compacts
 nearly as well as the first and is read as cheaply as the second: the query turns once per block, never the keys.
 The frame is exact for any B, any frequencies and any position offset, since it is undone by the same rotation.
+
+Keys have a large mean before RoPE, which turns with the position after it: a centered frame codes κ − R(n − n₀) μ.
 """
 
 from dataclasses import dataclass
@@ -21,10 +23,12 @@ from karhunen.statistics.rotary import Rotary
 @final
 @dataclass(frozen=True)
 class RopeFrame:
-    """Block-relative rotary frame; `joined` lays the heads of a layer side by side as one vector."""
+    """Block-relative rotary frame; `joined` lays the heads of a layer side by side as one vector, `center` takes the
+    mean of the unrotated vectors away, turned as they are."""
 
     block_tokens: int | None = None
     joined: bool = False
+    center: bool = False
 
     def __post_init__(self) -> None:
         if self.block_tokens is not None and self.block_tokens < 1:
@@ -42,22 +46,45 @@ class RopeFrame:
         return positions.div(self.block_tokens, rounding_mode="floor") * self.block_tokens
 
     def forward(
-        self, x: Float[Tensor, "b h t d"], positions: Int[Tensor, "b t"], rotary: Rotary | None
+        self,
+        x: Float[Tensor, "b h t d"],
+        positions: Int[Tensor, "b t"],
+        rotary: Rotary | None,
+        mean: Float[Tensor, "h d"] | None = None,
     ) -> Float[Tensor, "b g t e"]:
         """Cached vectors to frame coordinates, float64; `rotary=None` means the model does not rotate them."""
         x = x.double()
         if rotary is not None and self.needs_rotary:
             x = rotary.rotate(x, -self.starts(positions)[:, None])
+        if mean is not None:
+            x = x - self.turned_mean(mean.double(), positions, rotary)
         return join_heads(x) if self.joined else x
 
     def inverse(
-        self, x: Float[Tensor, "b g t e"], positions: Int[Tensor, "b t"], rotary: Rotary | None, n_heads: int
+        self,
+        x: Float[Tensor, "b g t e"],
+        positions: Int[Tensor, "b t"],
+        rotary: Rotary | None,
+        n_heads: int,
+        mean: Float[Tensor, "h d"] | None = None,
     ) -> Float[Tensor, "b h t d"]:
         """The mirror of `forward`."""
         x = split_heads(x, n_heads) if self.joined else x
+        if mean is not None:
+            x = x + self.turned_mean(mean.to(x.dtype), positions, rotary)
         if rotary is not None and self.needs_rotary:
             x = rotary.rotate(x, self.starts(positions)[:, None])
         return x
+
+    def turned_mean(
+        self, mean: Float[Tensor, "h d"], positions: Int[Tensor, "b t"], rotary: Rotary | None
+    ) -> Float[Tensor, "b h #t d"]:
+        """R(n − n₀) μ at each position."""
+        if rotary is None:
+            return mean[None, :, None]
+        offset = positions - self.starts(positions)
+        still = mean[None, :, None].expand(positions.shape[0], -1, positions.shape[1], -1)
+        return rotary.rotate(still, offset[:, None])
 
 
 def join_heads(x: Float[Tensor, "*b h t d"]) -> Float[Tensor, "*b 1 t hd"]:

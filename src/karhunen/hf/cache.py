@@ -8,7 +8,7 @@ layer by layer, so the peak falls too.
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Self, cast, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -174,10 +174,10 @@ class CompressedCache(Cache):
         handle = inner.register_forward_pre_hook(partial(_note_offsets, weakref.ref(self)), with_kwargs=True)
         self._stop_watching: Callable[[], Any] = weakref.finalize(self, handle.remove)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CompressedCache":
         from copy import deepcopy
 
-        twin = cast("Self", object.__new__(type(self)))
+        twin = cast("CompressedCache", object.__new__(type(self)))
         memo[id(self)] = twin
         skip = {"_model", "_stop_watching"}
         twin.__dict__.update({k: deepcopy(v, memo) for k, v in self.__dict__.items() if k not in skip})

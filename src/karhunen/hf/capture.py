@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, final
+from functools import partial
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -127,28 +128,54 @@ def _headless(model: nn.Module) -> nn.Module:
 @contextmanager
 def _attention_function(model: nn.Module, attend: Callable[[Attention, Tensor], None]) -> Iterator[None]:
     """Route the model's attention past `attend` for the duration; models that cannot be routed are left alone."""
-    if not isinstance(model, PreTrainedModel) or not model._can_set_attn_implementation():  # pyright: ignore[reportPrivateUsage]
+    if not _can_be_routed(model):
         yield
         return
-    names = _implementations(model)
-    name, previous = _unused_name(), _plain(model, names)
+
+    def watch(attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
+        attend(attention, key)
+        return plain()
+
+    with routed_attention(model, watch):
+        yield
+
+
+@contextmanager
+def routed_attention(
+    model: nn.Module, attend: Callable[[Attention, Tensor, Tensor, Callable[[], Any]], Any]
+) -> Iterator[None]:
+    """Every attention call of the model becomes `attend(attention, key, value, plain)` for the duration, where
+    `plain()` is what the model's own implementation gives: (output [b t q e], weights or None).
+
+    ValueError if the model does not go through transformers' attention interface.
+    """
+    if not _can_be_routed(model):
+        raise ValueError(f"the attention of {type(model).__name__} does not go through transformers' interface")
+    routed = cast("PreTrainedModel", model)
+    names = _implementations(routed)
+    name, previous = _unused_name(), _plain(routed, names)
 
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **arguments: Any
     ) -> Any:
-        attend(_attention(module, query, attention_mask, arguments), key)
-        return _implementation(module, previous)(module, query, key, value, attention_mask, **arguments)
+        own = _implementation(module, previous)
+        plain = partial(own, module, query, key, value, attention_mask, **arguments)
+        return attend(_attention(module, query, attention_mask, arguments), key, value, plain)
 
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[previous])
     try:
-        model.set_attn_implementation(name)
+        routed.set_attn_implementation(name)
         yield
     finally:
         for config, implementation in names.values():
             config._attn_implementation_internal = implementation
         AttentionInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
         AttentionMaskInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
+
+
+def _can_be_routed(model: nn.Module) -> bool:
+    return isinstance(model, PreTrainedModel) and model._can_set_attn_implementation()  # pyright: ignore[reportPrivateUsage]
 
 
 def _attention(module: nn.Module, query: Tensor, mask: Any, arguments: Mapping[str, Any]) -> Attention:

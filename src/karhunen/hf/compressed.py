@@ -3,6 +3,7 @@
 Nothing stays on the model when the context closes.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast, final
@@ -26,6 +27,19 @@ class Session:
 
     def __init__(self) -> None:
         self.cache: CompressedCache | None = None
+        self._started: list[weakref.ref[CompressedCache]] = []
+
+    def start(self, model: nn.Module, codec: Codec) -> CompressedCache:
+        """A new cache for the next call."""
+        self.cache = CompressedCache(model, codec)
+        self._started.append(weakref.ref(self.cache))
+        return self.cache
+
+    def close(self) -> None:
+        """No cache of this session watches the model any more."""
+        for reference in self._started:
+            if (cache := reference()) is not None:
+                cache.close()
 
     def report(self) -> Report:
         """Report of the last call's cache; ValueError if nothing ran."""
@@ -40,23 +54,22 @@ def compressed(model: nn.Module, codec: Codec) -> Iterator[Session]:
     compressed cache. A cache that the caller passes is left alone; `cache_implementation` is refused (ValueError)."""
     CompressedCache(model, codec).close()  # refuses the wrong model here rather than inside the first call
     session, name = Session(), cache_argument(model)
-    plain = cast("Any", model).generate
+    own, plain = vars(model).get("generate"), cast("Any", model).generate  # own: that of a context around this one
 
     def generate(*args: Any, **kwargs: Any) -> Any:
         settings = kwargs.get("generation_config")
         if kwargs.get("cache_implementation") or getattr(settings, "cache_implementation", None):
             raise ValueError("cache_implementation asks for another cache inside karhunen.compressed; leave it out")
-        if kwargs.get("use_cache", True) and not {"cache", "past_key_values"} & kwargs.keys():
-            session.cache = CompressedCache(model, codec)
-            kwargs[name] = session.cache
+        given = any(kwargs.get(key) is not None for key in ("cache", "past_key_values"))
+        if kwargs.get("use_cache", True) and not given:
+            kwargs[name] = session.start(model, codec)
         return plain(*args, **kwargs)
 
     def before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = any(kwargs.get(key) is not None for key in ("cache", "past_key_values"))
         if kwargs.get("use_cache") is not True or given:
             return None
-        session.cache = CompressedCache(model, codec)
-        return args, {**kwargs, name: session.cache}
+        return args, {**kwargs, name: session.start(model, codec)}
 
     handle = model.register_forward_pre_hook(before_forward, with_kwargs=True, prepend=True)
     cast("Any", model).generate = generate
@@ -64,6 +77,8 @@ def compressed(model: nn.Module, codec: Codec) -> Iterator[Session]:
         yield session
     finally:
         handle.remove()
-        del cast("Any", model).generate
-        if session.cache is not None:
-            session.cache.close()
+        if own is None:
+            del cast("Any", model).generate
+        else:
+            cast("Any", model).generate = own
+        session.close()

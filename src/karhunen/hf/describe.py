@@ -20,7 +20,7 @@ SLIDING_TYPES = ("sliding_attention", "chunked_attention", "reference_sliding_at
 WEIGHT_SAMPLES = 16
 
 # What the cache depends on: sizes, heads, layers, positions, attention and norms. Other settings are left out, because
-# a newer transformers writes more of them for the same model; the weights' own hash tells models apart that only they do.
+# a newer transformers writes more of them for the same model; what only they change, the weights' own hash tells.
 _SAYS_ARCHITECTURE = (
     *("head", "hidden", "layer", "vocab", "model_type", "dim", "embd", "size", "rank", "norm", "eps", "expert"),
     *("rope", "rotary", "theta", "factor", "position", "window", "chunk", "attention", "attn", "softcap", "scal"),
@@ -80,12 +80,13 @@ def config_hash(config: Any) -> str:
 def weights_hash(model: nn.Module) -> str:
     """Sixteen hex digits of a sample of the weights rounded to bfloat16; empty where they are not plain numbers.
 
-    Independent of parameter names and of the dtype (bfloat16, float32) the weights were loaded in.
+    Independent of parameter names, of the dtype (bfloat16, float32) the weights were loaded in, and of the head on top.
     """
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
         return ""
     digests: list[bytes] = []
-    for parameter in model.parameters():
+    body: Any = getattr(model, "base_model", model)
+    for parameter in body.parameters():
         if not parameter.dtype.is_floating_point or parameter.element_size() < 2 or parameter.is_meta:
             return ""
         digests.append(_sample_digest(parameter.detach()))

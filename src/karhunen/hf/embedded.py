@@ -180,6 +180,13 @@ def fetch(name: str, cache_dir: Path | str | None = None, progress: Reporter | N
     return target
 
 
+def is_cached(name: str, cache_dir: Path | str | None = None) -> bool:
+    """Whether the embedded model `name` lies ready, so that `fetch` downloads nothing."""
+    source = _source(name)
+    root = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+    return _is_complete(root / source.folder_name, source)
+
+
 def load(
     name_or_path: str | Path, dtype: torch.dtype = torch.float32, progress: Reporter | None = None
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:

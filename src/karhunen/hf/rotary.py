@@ -48,7 +48,7 @@ class DetectedRotary:
 def detect_rotary(model: nn.Module) -> dict[int, DetectedRotary]:
     """The rotation of every layer that caches keys and values, by layer index.
 
-    Runs a handful of ten-token forwards.
+    Runs a handful of ten-token forwards. ValueError where keys or values are not finite, naming the layer.
     """
     tokens = probe_tokens(model)
     limit = n_positions(model) - tokens.shape[1]
@@ -118,8 +118,13 @@ def _explain(
 ) -> DetectedRotary:
     slots: list[Rotary | None] = []
     note = ""
-    for slot in (0, 1):
+    for slot, name in enumerate(("keys", "values")):
         x = still[slot]
+        if not bool(x.isfinite().all()):
+            raise ValueError(
+                f"layer {layer}: its {name} hold NaN or infinity on an ordinary text; "
+                "run the model in bfloat16 or float32"
+            )
         ys = {shift: seen[layer][slot] for shift, seen in moved.items() if layer in seen}
         if x.ndim != 4 or not ys:
             slots.append(None)

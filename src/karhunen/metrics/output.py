@@ -31,4 +31,5 @@ class OutputMetric(Metric):
     def _need(self, about: Need) -> Need:
         if about.slot != "value":
             raise ValueError("OutputMetric is the cost of a value error; use QueryMetric or Plain for keys")
-        return replace(about, kind="output_gram", block_tokens=None, stride=1, skip_tokens=0)
+        plain = replace(about, block_tokens=None, stride=1, skip_tokens=0, quiet_slot=None, quiet_fraction=0.0)
+        return replace(plain, kind="output_gram")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from karhunen.metrics.base import FindMoments, Metric, regularized
 from karhunen.statistics.need import Need
+from karhunen.values import refuse_unless_one_of
 
 
 @final
@@ -23,6 +24,9 @@ class QueryMetric(Metric):
 
     weighting: Literal["uniform", "attention"] = "uniform"
     ridge: float = 1e-3
+
+    def __post_init__(self) -> None:
+        refuse_unless_one_of("weighting", self.weighting, ("uniform", "attention"))
 
     def needs(self, about: Need) -> frozenset[Need]:
         """The query moments in the frame of `about`."""
@@ -35,4 +39,6 @@ class QueryMetric(Metric):
     def _need(self, about: Need) -> Need:
         if about.slot != "key":
             raise ValueError("QueryMetric is the cost of a key error; use OutputMetric or Plain for values")
-        return replace(about, kind="queries", weighting=self.weighting, stride=1)
+        return replace(
+            about, kind="queries", weighting=self.weighting, stride=1, quiet_slot=None, quiet_fraction=0.0
+        )

@@ -20,6 +20,7 @@ from karhunen.quantizers.base import QuantizerData, QuantizerSpec
 from karhunen.quantizers.gains import GAIN_BITS, GainKind
 from karhunen.quantizers.planes import Plane, Training, train
 from karhunen.quantizers.vector import VectorQuantizer
+from karhunen.values import refuse_unless_one_of
 
 BYTE_BITS = 8
 LEAST_PIECE_BITS = 0.5  # a cut that would leave less than this on one side moves to the coefficient's edge
@@ -31,11 +32,15 @@ class ByteVQ(QuantizerSpec):
     """Codebooks trained by k-means on calibration coefficients; `gain` says how a token's level is stored."""
 
     gain: GainKind = "none"
-    n_iterations: int = 12
+    gaussian_share: float = 0.5
+    n_iterations: int = 10
     max_samples: int = 16384
     seed: int = 0
     needs_moments = True
     needs_samples = True
+
+    def __post_init__(self) -> None:
+        refuse_unless_one_of("gain", self.gain, tuple(GAIN_BITS))
 
     def cost(self, c: int) -> RateCost:
         """Real-valued rates whose sum over a head group is whole bytes."""
@@ -44,7 +49,7 @@ class ByteVQ(QuantizerSpec):
     def fit(self, data: QuantizerData) -> VectorQuantizer:
         """Cuts the rates into bytes and trains their tables."""
         planes = [plane for head, rates in enumerate(data.rates) for plane in cut_into_bytes(rates, head)]
-        return train(planes, data, self.gain, Training(self.n_iterations, self.seed, self.max_samples))
+        return train(planes, data, self.gain, Training(self.n_iterations, self.seed, self.max_samples, self.gaussian_share))
 
 
 def cut_into_bytes(rates: Float[Tensor, " c"], group: int = 0) -> tuple[Plane, ...]:

@@ -2,7 +2,8 @@
 
     symbol = bits of float8(y / scale),   scale = max |y| / largest finite float8
 
-Source: vLLM's fp8 KV cache. Here: the scale is taken from each vector (float16 per token and head), never 1 unasked.
+Source: vLLM's fp8 KV cache. Here: the scale is taken from each vector (bfloat16 per token and head, so that no level of
+keys is too small for it), never 1 unasked.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.allocation.base import RateCost
-from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec, as_half
+from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -44,7 +45,7 @@ class Float8(QuantizerSpec):
 @final
 @dataclass(frozen=True)
 class Float8Quantizer(Quantizer):
-    """Float8 symbols with a float16 scale per token and head group."""
+    """Float8 symbols with a bfloat16 scale per token and head group."""
 
     g: int
     c: int
@@ -59,7 +60,7 @@ class Float8Quantizer(Quantizer):
         """Side information: `scale` [b g t]."""
         dtype = DTYPES[self.format]
         top = torch.finfo(dtype).max
-        scale = as_half(y.double().abs().amax(-1) / top)
+        scale = (y.double().abs().amax(-1) / top).to(torch.bfloat16)
         level = scale.double()[..., None]
         unit = torch.where(level > 0, y.double() / torch.where(level > 0, level, 1.0), 0.0).clamp(-top, top)
         symbols = unit.float().to(dtype).view(torch.uint8).int()

@@ -19,8 +19,9 @@ from torch import Tensor
 from karhunen.allocation.base import RateCost
 from karhunen.quantizers.base import QuantizerData, QuantizerSpec, divisors
 from karhunen.quantizers.gains import GAIN_BITS, GainKind
-from karhunen.quantizers.planes import EntryKind, Plane, Training, train
+from karhunen.quantizers.planes import ENTRY_KINDS, EntryKind, Plane, Training, train
 from karhunen.quantizers.vector import VectorQuantizer
+from karhunen.values import refuse_unless_one_of
 
 GROUPINGS = ("stratified", "equal_volume", "neighbouring")
 MAX_SYMBOL_BITS = 12  # 4,096 entries; more is neither trainable on a calibration text nor quick to search
@@ -43,6 +44,8 @@ class GroupVQ(QuantizerSpec):
     needs_samples = True
 
     def __post_init__(self) -> None:
+        refuse_unless_one_of("gain", self.gain, tuple(GAIN_BITS))
+        refuse_unless_one_of("entries", self.entries, ENTRY_KINDS)
         if self.grouping not in GROUPINGS:
             raise ValueError(f"unknown grouping {self.grouping!r}; known: {', '.join(GROUPINGS)}")
         if self.size < 1 or self.depth < 1:
@@ -65,7 +68,7 @@ class GroupVQ(QuantizerSpec):
             for group in order[head].tolist()
             for stage, bits in enumerate(self._split(float(data.rates[head][group].sum())))
         ]
-        return train(planes, data, self.gain, Training(self.n_iterations, self.seed, self.max_samples, self.entries))
+        return train(planes, data, self.gain, Training(self.n_iterations, self.seed, self.max_samples, entries=self.entries))
 
     def _split(self, bits: float) -> list[int]:
         total = round(bits)

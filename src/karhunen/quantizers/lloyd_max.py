@@ -18,6 +18,9 @@ from torch import Tensor
 from karhunen.allocation.base import RateCost
 from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec
 from karhunen.quantizers.gains import GAIN_BITS, GainKind, apply_gain, split_gain
+from karhunen.values import refuse_unless_one_of
+
+MAX_BITS = 10  # Lloyd's iteration finds 1,024 levels in a second; more is better served by a uniform quantizer
 
 
 @final
@@ -27,6 +30,9 @@ class LloydMax(QuantizerSpec):
 
     gain: GainKind = "float16"
     scaled: bool = False
+
+    def __post_init__(self) -> None:
+        refuse_unless_one_of("gain", self.gain, tuple(GAIN_BITS))
 
     @property
     def needs_moments(self) -> bool:  # type: ignore[override]
@@ -40,6 +46,8 @@ class LloydMax(QuantizerSpec):
     def fit(self, data: QuantizerData) -> "LloydMaxQuantizer":
         """σ of each coefficient, and the widths."""
         bits = data.rates.round().int()
+        if int(bits.max()) > MAX_BITS:
+            raise ValueError(f"{int(bits.max())} bits per coefficient are more than {MAX_BITS}; use 1 to {MAX_BITS}")
         sigma = torch.ones(bits.shape)
         if self.scaled:
             variance = data.require_moments().second_moment.diagonal(dim1=-2, dim2=-1)

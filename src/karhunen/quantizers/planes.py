@@ -17,6 +17,7 @@ from karhunen.quantizers.kmeans import kmeans, nearest
 from karhunen.quantizers.vector import VectorQuantizer
 
 EntryKind = Literal["float16", "float8_e5m2"]
+ENTRY_KINDS = ("float16", "float8_e5m2")
 
 BATCH_PLANES = 48  # codebooks trained at a time; bounds the distance table
 FLOAT8_TOP = 8.0  # a float8 table is scaled so that its largest entry is this, in the middle of e5m2's range
@@ -36,11 +37,13 @@ class Plane:
 @final
 @dataclass(frozen=True)
 class Training:
-    """How tables are trained and stored."""
+    """How tables are trained and stored. `gaussian_share` Gaussian vectors of the same spectrum are mixed in for each
+    real one: tables then fit text of another kind better."""
 
     n_iterations: int
     seed: int
     max_samples: int
+    gaussian_share: float = 0.0
     entries: EntryKind = "float16"
 
 
@@ -51,7 +54,7 @@ def train(planes: Sequence[Plane], data: QuantizerData, gain: GainKind, how: Tra
     samples = samples[:, :: max(1, -(-samples.shape[1] // how.max_samples))].double()
     if gain != "none":
         samples = split_gain(samples[None], gain)[0][0]
-    rest = samples.float().clone()
+    rest = torch.cat([samples, _gaussian(samples, how)], dim=1).float()
     tables: dict[int, Tensor] = {}
     scales = torch.ones(len(planes))
     for batch in _batches(planes):
@@ -70,6 +73,13 @@ def train(planes: Sequence[Plane], data: QuantizerData, gain: GainKind, how: Tra
         entries=torch.cat([tables[j].flatten() for j in range(len(planes))]),
         scale=scales,
     )
+
+
+def _gaussian(samples: Float[Tensor, "g n c"], how: Training) -> Float[Tensor, "g m c"]:
+    n = round(samples.shape[1] * how.gaussian_share)
+    generator = torch.Generator().manual_seed(how.seed)
+    normal = torch.randn(samples.shape[0], n, samples.shape[2], generator=generator, dtype=samples.dtype)
+    return normal * samples.square().mean(1, keepdim=True).sqrt()
 
 
 def _train_batch(planes: list[Plane], rest: Float[Tensor, "g n c"], how: Training) -> list[tuple[Tensor, float]]:

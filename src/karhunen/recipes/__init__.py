@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from karhunen.recipe import Recipe
 
@@ -38,10 +38,18 @@ def make(text: str, **options: Any) -> Recipe:
     known = inspect.signature(function).parameters
     if unknown := sorted(options.keys() - known.keys()):
         raise ValueError(f"recipe {name} has no option {unknown}; known: {sorted(known) or 'none'}")
-    try:
-        return function(**options)
-    except TypeError as error:
-        raise ValueError(f"recipe {name}: {error}") from error
+    for option, value in options.items():
+        _check(f"{name}:{option}", value, get_type_hints(function)[option])
+    return function(**options)
+
+
+def _check(option: str, value: Any, hint: Any) -> None:
+    """An int will do for a float; ValueError for what is of another type."""
+    kinds = get_args(hint) or (hint,)
+    fits = isinstance(value, (*kinds, int) if float in kinds else kinds) and not isinstance(value, bool)
+    if not fits and bool not in kinds:
+        names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise ValueError(f"option {option}={value!r} is not of type {names}")
 
 
 def _literal(text: str) -> Any:

@@ -1,6 +1,6 @@
 """Everything calibration measured of one model: the artifact between `calibrate` and `fit`.
 
-    gathered(text A) + gathered(text B) == gathered(A ++ B)
+gathered(text A) + gathered(text B) == gathered(A ++ B)
 """
 
 from collections.abc import Mapping

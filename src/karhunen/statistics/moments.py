@@ -7,7 +7,7 @@ activation Gram matrix.
 """
 
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -24,7 +24,7 @@ class Moments:
     outer: Float[Tensor, "g d d"]
 
     @classmethod
-    def of(cls, x: Float[Tensor, "g n d"], weight: Float[Tensor, "g n"] | None = None) -> Self:
+    def of(cls, x: Float[Tensor, "g n d"], weight: Float[Tensor, "g n"] | None = None) -> "Moments":
         """Moments of the rows of `x`; `weight` defaults to one each."""
         x = x.double()
         weight = torch.ones(x.shape[:-1], dtype=x.dtype, device=x.device) if weight is None else weight.double()

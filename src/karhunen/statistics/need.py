@@ -6,10 +6,12 @@
 | `samples`     | Samples   | the same vectors kept, every `stride`-th token |
 | `queries`     | Moments   | queries of a head's group in the key frame, scaled as in the softmax, over (query, key block) pairs |
 | `attended`    | Moments   | values weighted by the attention they receive, Σ_m a_mn² over the group's query rows m |
+| `gradients`   | Moments   | gradients of the model's own log-likelihood by key or value, in the frame (Fisher information) |
 | `output_gram` | Moments   | outer = Σ W_O W_Oᵀ over the group's query heads: the cost of a value error after the projection |
 
 `weighting` of `queries` is `uniform` (every visible key counts alike) or `attention` (the softmax's own sensitivity
-a(1 − a)). The first `skip_tokens` of each sequence, which the window keeps exact, count nowhere.
+a(1 − a)). `gradients` count reads of tokens that have left a recent window only (karhunen.hf.gradients). The first `skip_tokens` of each sequence, which the window keeps exact, count nowhere; nor do tokens whose vector of `quiet_slot` is
+shorter than `quiet_fraction` of the sequence's median, which the window keeps exact too.
 """
 
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from karhunen.statistics.moments import Moments
 from karhunen.statistics.samples import Samples
 
 Slot = Literal["key", "value"]
-Kind = Literal["moments", "samples", "queries", "attended", "output_gram"]
+Kind = Literal["moments", "samples", "queries", "attended", "gradients", "output_gram"]
 Statistic = Moments | Samples
 
 SLOTS: tuple[Slot, Slot] = ("key", "value")
@@ -37,6 +39,8 @@ class Need:
     weighting: Literal["uniform", "attention"] = "uniform"
     stride: int = 1
     skip_tokens: int = 0
+    quiet_slot: Slot | None = None
+    quiet_fraction: float = 0.0
 
     def __str__(self) -> str:
         frame = "post-RoPE" if self.block_tokens is None else f"block {self.block_tokens}"

@@ -14,9 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed
+from karhunen.quantizers.base import HALF_MAX
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.account import Account
 from karhunen.store.buffers import TokenBuffer
+from karhunen.store.exceptions import Exceptions
 from karhunen.store.positions import Positions
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
@@ -40,6 +42,7 @@ class LayerStore:
         self._coded: dict[Slot, dict[str, TokenBuffer]] = {"key": {}, "value": {}}
         self._n_coded = 0
         self._rows_at = Positions()
+        self._exceptions: Exceptions | None = None
 
     def append(
         self, key: Float[Tensor, "b h t d"], value: Float[Tensor, "b h t e"], offsets: Int[Tensor, " b"] | None = None
@@ -83,6 +86,7 @@ class LayerStore:
                 for start in range(0, n_leaving, step)
             ]
             self._store(slot, parts, n_leaving)
+        self._keep_exceptions(n_leaving)
         self._n_coded += n_leaving
         for slot in SLOTS:
             self._recent[slot] = self._recent[slot][:, :, n_leaving:].clone(memory_format=torch.contiguous_format)
@@ -99,6 +103,11 @@ class LayerStore:
         parts = {name: buffer.view() for name, buffer in self._coded[slot].items()}
         return Packed(parts.pop("planes"), parts)
 
+    @property
+    def exceptions(self) -> Exceptions | None:
+        """Coded tokens that are kept exact as well; None if the codec has no such rule."""
+        return self._exceptions
+
     def exact(self, slot: Slot) -> tuple[Tensor, Tensor]:
         """The exact tokens of one side: (sinks, recent), each [b h t d]."""
         return self._sink[slot], self._recent[slot]
@@ -111,6 +120,7 @@ class LayerStore:
         if n_tokens <= 0:
             self.reset()
             return
+        self._rows_at = self._rows_at.until(n_tokens)
         n_sink = self._n_sink
         if n_tokens < n_sink:
             self._sink = {slot: self._sink[slot][:, :, :n_tokens].clone() for slot in SLOTS}
@@ -123,10 +133,11 @@ class LayerStore:
         whole = after_sink // self.codec.granule_tokens * self.codec.granule_tokens
         for slot in SLOTS:
             dense = self._decode(slot)[:, :, whole:after_sink]
-            self._recent[slot] = dense.to(self._recent[slot].dtype).clone()
+            self._recent[slot] = _finite(dense, self._recent[slot].dtype).clone()
             for buffer in self._coded[slot].values():
                 buffer.crop(whole // buffer.tokens_per_entry)
         self._n_coded = whole
+        self._exceptions = self._exceptions and self._exceptions.before(whole)
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the given rows of the batch, in that order; rows may repeat."""
@@ -137,6 +148,8 @@ class LayerStore:
             for buffer in self._coded[slot].values():
                 buffer.select(here)
         self._rows_at = self._rows_at.select(rows)
+        if self._exceptions is not None:
+            self._exceptions = self._exceptions.select(rows.to(self._exceptions.rows.device))
 
     @property
     def n_tokens(self) -> int:
@@ -161,6 +174,8 @@ class LayerStore:
             for name, buffer in self._coded[slot].items():
                 kind = "codes" if name == "planes" else "side"
                 held[f"{kind}.{slot}.{name}"] = buffer.storage()
+        if self._exceptions is not None:
+            held |= {f"exact.exceptions.{name}": tensor for name, tensor in self._exceptions.tensors().items()}
         return held
 
     def account(self) -> Account:
@@ -187,6 +202,14 @@ class LayerStore:
         like, n_sink = self._recent["key"], self._n_sink
         return self._rows_at.at(n_sink + start, n_sink + stop, like.shape[0], like.device)
 
+    def _keep_exceptions(self, n_leaving: int) -> None:
+        rule = self.codec.exceptions if self.codec else None
+        if rule is None:
+            return
+        key, value = (self._recent[slot][:, :, :n_leaving] for slot in SLOTS)
+        found = Exceptions.where(rule.exact(key, value), key, value, self._n_coded)
+        self._exceptions = found if self._exceptions is None else self._exceptions + found
+
     def _store(self, slot: Slot, parts: list[Packed], n_tokens: int) -> None:
         for name in ("planes", *parts[0].side):
             tensors = [part.planes if name == "planes" else part.side[name] for part in parts]
@@ -196,11 +219,17 @@ class LayerStore:
     def _decode(self, slot: Slot) -> Tensor:
         packed = self.packed(slot)
         assert self.codec is not None and packed is not None, "nothing is coded"
-        return self.codec.side(slot).decode(packed, self._positions(0, self._n_coded))
+        dense = self.codec.side(slot).decode(packed, self._positions(0, self._n_coded))
+        return dense if self._exceptions is None else self._exceptions.put_over(dense, slot)
 
     def _read(self, slot: Slot) -> Tensor:
         sink, recent = self.exact(slot)
         if self._n_coded == 0:
             return torch.cat([sink, recent], dim=2)
-        return torch.cat([sink, self._decode(slot).to(recent.dtype), recent], dim=2)
+        return torch.cat([sink, _finite(self._decode(slot), recent.dtype), recent], dim=2)
+
+
+def _finite(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in `dtype`: what rounding put past float16's largest number becomes that number."""
+    return (x.clamp(-HALF_MAX, HALF_MAX) if dtype == torch.float16 else x).to(dtype)
 

@@ -26,6 +26,10 @@ class Positions:
             return self
         return Positions((*(run for run in self.runs if run[0] < index), (index, offsets)))
 
+    def until(self, index: int) -> "Positions":
+        """What is known of the tokens before `index`."""
+        return Positions(tuple(run for run in self.runs if run[0] < index))
+
     def at(self, start: int, stop: int, batch: int, device: torch.device) -> Int[Tensor, "b t"]:
         """Positions of tokens `start` … `stop`."""
         index = torch.arange(start, stop, device=device)

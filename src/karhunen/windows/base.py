@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 
 from karhunen.windows.partition import Partition
+from karhunen.windows.small_norm import SmallNorm
 
 
 class Window(ABC):
@@ -12,6 +13,11 @@ class Window(ABC):
     @abstractmethod
     def sink_tokens(self) -> int:
         """Leading tokens that never leave the window."""
+
+    @property
+    def exceptions(self) -> SmallNorm | None:
+        """Which tokens stay exact among those that leave; None for none."""
+        return None
 
     @abstractmethod
     def partition(self, n_tokens: int, granule: int) -> Partition:

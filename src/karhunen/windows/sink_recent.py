@@ -8,20 +8,25 @@ import math
 from dataclasses import dataclass
 from typing import final
 
+from karhunen.values import refuse_unless_whole
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
+from karhunen.windows.small_norm import SmallNorm
 
 
 @final
 @dataclass(frozen=True)
 class SinkRecent(Window):
-    """`sink` first and at least `recent` newest tokens exact; tokens are coded `page_tokens` at a time."""
+    """`sink` first and at least `recent` newest tokens exact; tokens are coded `page_tokens` at a time. Those that `keep`
+    names stay exact as well."""
 
     sink: int = 4
     recent: int = 128
     page_tokens: int = 16
+    keep: SmallNorm | None = None
 
     def __post_init__(self) -> None:
+        refuse_unless_whole(sink=self.sink, recent=self.recent, page_tokens=self.page_tokens)
         if self.sink < 0 or self.recent < 0:
             raise ValueError(f"sink={self.sink} and recent={self.recent} count tokens; use 0 or more")
         if self.page_tokens < 1:
@@ -31,6 +36,11 @@ class SinkRecent(Window):
     def sink_tokens(self) -> int:
         """As given."""
         return self.sink
+
+    @property
+    def exceptions(self) -> SmallNorm | None:
+        """As given."""
+        return self.keep
 
     def partition(self, n_tokens: int, granule: int) -> Partition:
         """Sinks, whole pages, the rest."""

@@ -17,7 +17,7 @@ from typing import final
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from karhunen.kernels.byte_attention.inputs import INVISIBLE, ByteTables, CodedTokens, Partial, merge_partials
+from karhunen.kernels.byte_attention.inputs import INVISIBLE, CodedTokens, Partial, merge_partials
 
 PATHS = ("naive", "cpu", "gpu")
 REQUIRES = {"cpu": "numba", "gpu": "triton"}
@@ -25,7 +25,6 @@ REQUIRES = {"cpu": "numba", "gpu": "triton"}
 __all__ = [
     "INVISIBLE",
     "PATHS",
-    "ByteTables",
     "CodedTokens",
     "Partial",
     "PathChoice",

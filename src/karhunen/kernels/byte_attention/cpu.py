@@ -18,18 +18,20 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numba import njit
+from numpy import empty
 from torch import Tensor
 
 from karhunen.kernels import simd
 from karhunen.kernels.byte_attention.inputs import (
     INVISIBLE,
-    ByteTables,
     CodedTokens,
     Partial,
     merge_partials,
     require_agreement,
 )
 from karhunen.kernels.byte_attention.naive import additive
+from karhunen.kernels.byte_tables import ByteTables
+from karhunen.kernels.quads import Quads, quads_of
 from karhunen.kernels.simd import (
     ROWS,
     add,
@@ -55,8 +57,9 @@ softmax weight carries the score's absolute error as a relative one; means and l
 
 SPAN = 512
 """Tokens of one softmax step: their scores of 8 rows take 16 KiB, half of a common first-level cache."""
-PASS_QUADS = 6
-"""Even; 24 KiB of entries. More, and random look-ups come from the second-level cache at half the speed or less."""
+PASS_QUADS = 8
+"""Even. A pass of the direct path reads at most this many planes at once: their tokens are often a power of two bytes
+apart, where a first-level cache of eight ways keeps no more lines."""
 SLACK = 16.0
 """How far a score may exceed the softmax reference: e^16 times 2^20 tokens is far from float32's end."""
 
@@ -138,12 +141,13 @@ def token_splits(n_items: int, t: int, n_threads: int) -> int:
 def repays_folding(tables: ByteTables, n_rows: int, fold_tokens: int) -> bool:
     """Whether tables folded with the query every `fold_tokens` tokens cost less than multiplying each token's entries.
 
-    In nanoseconds of one 3.5 GHz AVX2 core; only the ratio matters. Folding multiplies 256 entries of 4 columns at once.
+    In nanoseconds as measured on a busy AVX2 core; only ratios matter. Folding multiplies 256 entries of each quad.
     """
-    n_quads = len(_prepared(tables).entries) / 1024
-    fold = n_quads * (25.0 if n_rows == 1 else 140.0)
-    look_up = tables.n_planes * 0.3 * fold_tokens
-    multiply = n_quads * (0.3 + 0.1 * n_rows) * fold_tokens
+    prepared = quads_of(tables)
+    n_quads = len(prepared.quad_plane)
+    fold = n_quads * (65.0 if n_rows == 1 else 250.0)
+    look_up = tables.n_planes * (0.27 + 0.03 * n_rows) * fold_tokens
+    multiply = n_quads * (0.45 + 0.13 * n_rows) * fold_tokens
     return fold + look_up < multiply
 
 
@@ -167,19 +171,6 @@ class _Problem(NamedTuple):
     first_visible: np.ndarray
 
 
-class _Tables(NamedTuple):
-    """Tables cut into quads: four columns wide, zero-padded, an even number for each head."""
-
-    entries: np.ndarray  # [quad][256][4]
-    columns: np.ndarray  # [quad][4][256]
-    coefficient: np.ndarray  # [quad][4]; 0 where padded, for entries there are 0
-    quad_plane: np.ndarray  # [quad]
-    head_quads: np.ndarray  # [h + 1]
-    plane_quads: np.ndarray  # [plane + 1]; the padding at the end of a head belongs to no plane
-    plane_end: np.ndarray  # [plane]
-    plane_start: np.ndarray  # [h + 1]
-
-
 class _Side(NamedTuple):
     """Where one side's bytes lie; strides in bytes, so one compilation serves every slice of a buffer."""
 
@@ -191,7 +182,7 @@ class _Side(NamedTuple):
     gain_batch_stride: int
     gain_head_stride: int
     gain_levels: np.ndarray
-    tables: _Tables
+    tables: Quads
 
 
 def _flat(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
@@ -217,44 +208,7 @@ def _side(side: CodedTokens) -> _Side:
         gain_batch_stride=0 if gain is None else gain.stride(0) * size,
         gain_head_stride=0 if gain is None else gain.stride(1) * size,
         gain_levels=np.zeros(0, np.float32) if side.gain_levels is None else _flat(side.gain_levels),
-        tables=_prepared(side.tables),
-    )
-
-
-def _prepared(tables: ByteTables) -> _Tables:
-    if "cpu" not in tables.prepared:
-        tables.prepared["cpu"] = _cut_into_quads(tables)
-    return tables.prepared["cpu"]
-
-
-def _cut_into_quads(tables: ByteTables) -> _Tables:
-    entries, coefficient, quad_plane = [], [], []
-    head_quads, plane_quads, plane_end = [0], [], []
-    for head in range(tables.n_heads):
-        for j in range(tables.plane_start[head], tables.plane_start[head + 1]):
-            table, index = tables.plane(j)
-            plane_quads.append(len(entries))
-            for first in range(0, len(index), 4):
-                width = min(4, len(index) - first)
-                entries.append(torch.nn.functional.pad(table[:, first : first + 4].float(), (0, 4 - width)))
-                coefficient.append(torch.nn.functional.pad(index[first : first + 4].long(), (0, 4 - width)))
-                quad_plane.append(j)
-            plane_end.append(len(entries))
-        if len(entries) % 2:
-            entries.append(torch.zeros(256, 4))
-            coefficient.append(torch.zeros(4, dtype=torch.long))
-            quad_plane.append(quad_plane[-1])
-        head_quads.append(len(entries))
-    stacked = torch.stack(entries) if entries else torch.zeros(0, 256, 4)
-    return _Tables(
-        entries=_flat(stacked),
-        columns=_flat(stacked.mT),
-        coefficient=_flat(torch.cat(coefficient), torch.int64) if entries else np.zeros(0, np.int64),
-        quad_plane=np.array(quad_plane, np.int64),
-        head_quads=np.array(head_quads, np.int64),
-        plane_quads=np.array(plane_quads, np.int64),
-        plane_end=np.array(plane_end, np.int64),
-        plane_start=np.array(tables.plane_start, np.int64),
+        tables=quads_of(side.tables),
     )
 
 
@@ -269,12 +223,12 @@ def _attend(rows, problem, keys, values, first_item, step, n_items, mean, log_su
     n_rows = len(rows)
     most_planes = _longest(values.tables.plane_start)
     most_quads = _longest(keys.tables.head_quads)
-    query = np.empty(most_quads * 4 * n_rows, np.float32)
-    folded = np.empty(_longest(keys.tables.plane_start) * 256 * n_rows if problem.folded else 0, np.float32)
-    histogram = np.empty(most_planes * 256 * n_rows, np.float32)
-    sums = np.zeros(_longest(values.tables.head_quads) * 4 * n_rows, np.float32)
-    scores = np.empty(SPAN * n_rows + 8, np.float32)
-    gains = np.empty(SPAN + 8, np.float32)
+    query = empty(most_quads * 4 * n_rows, np.float32)
+    folded = empty(_longest(keys.tables.plane_start) * 256 * n_rows if problem.folded else 0, np.float32)
+    histogram = empty(most_planes * 256 * n_rows, np.float32)
+    sums = empty(_longest(values.tables.head_quads) * 4 * n_rows, np.float32)
+    scores = empty(SPAN * n_rows + 8, np.float32)
+    gains = empty(SPAN + 8, np.float32)
     for item in range(first_item, n_items, step):
         split = item % problem.n_splits
         chunk = item // problem.n_splits % problem.n_chunks
@@ -318,11 +272,14 @@ def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, query, 
     if len(problem.first_visible):
         begin = max(begin, _earliest(problem, batch, first_row, n_rows))
 
-    total = np.zeros(n_rows)
-    reference = np.full(8, INVISIBLE, np.float32)
-    largest = np.empty(8, np.float32)
-    span_sum = np.empty(8, np.float32)
-    bias = np.zeros(8, np.float32)
+    total = empty(n_rows, np.float64)
+    reference = empty(8, np.float32)
+    largest = empty(8, np.float32)
+    span_sum = empty(8, np.float32)
+    bias = empty(8, np.float32)
+    total[:] = 0
+    reference[:] = INVISIBLE
+    bias[:] = 0
     histogram[:] = 0
     block = -1
     for span in range(begin, end, SPAN):
@@ -692,7 +649,8 @@ def _weigh_entries(rows, tables, head, histogram, sums):
     """Histograms of weights times the tables, for every row: [quad of the head][4][row]."""
     n_rows = len(rows)
     first_plane, first_quad = tables.plane_start[head], tables.head_quads[head]
-    lanes = np.empty(8, np.float32)
+    lanes = empty(8, np.float32)
+    sums[:] = 0
     for plane in range(first_plane, tables.plane_start[head + 1]):
         bins = (plane - first_plane) * 256 * n_rows
         for quad in range(tables.plane_quads[plane], tables.plane_end[plane]):

@@ -2,86 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import final
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
+
+from karhunen.kernels.byte_tables import ByteTables
 
 INVISIBLE = -1e30
 """A mask entry at or below this hides its token; transformers writes the least finite float, others -inf."""
-
-
-@final
-@dataclass(frozen=True)
-class ByteTables:
-    """One 256-entry table of codewords per byte plane, ragged in width, side by side.
-
-    Plane j owns columns `column_start[j]:column_start[j + 1]` of `entries`; column k adds to coefficient
-    `coefficient[k]` of its head. KV head i owns planes `plane_start[i]:plane_start[i + 1]`. Two planes of a head may
-    name one coefficient: their entries add (a residual stage).
-    """
-
-    entries: Float[Tensor, "256 columns"]
-    coefficient: Int[Tensor, " columns"]
-    column_start: tuple[int, ...]
-    plane_start: tuple[int, ...]
-    n_coefficients: int
-
-    def __post_init__(self) -> None:
-        n_columns = self.entries.shape[1]
-        if self.entries.shape[0] != 256:
-            raise ValueError(f"entries have {self.entries.shape[0]} rows; a byte chooses among 256")
-        if list(self.column_start) != sorted(set(self.column_start)) or self.column_start[-1] != n_columns:
-            raise ValueError(f"column_start={self.column_start} does not rise from 0 to the {n_columns} columns given")
-        if list(self.plane_start) != sorted(self.plane_start) or self.plane_start[-1] != self.n_planes:
-            raise ValueError(f"plane_start={self.plane_start} does not rise from 0 to the {self.n_planes} planes given")
-        if self.column_start[0] or self.plane_start[0]:
-            raise ValueError("column_start and plane_start begin at 0")
-        if self.coefficient.shape != (n_columns,):
-            raise ValueError(f"{self.coefficient.numel()} coefficient indices name {n_columns} columns; give one each")
-        if n_columns and not 0 <= int(self.coefficient.min()) <= int(self.coefficient.max()) < self.n_coefficients:
-            raise ValueError(f"a coefficient index lies outside 0 .. {self.n_coefficients - 1}")
-
-    @classmethod
-    def from_planes(
-        cls, heads: Sequence[Sequence[tuple[Tensor, Tensor]]], n_coefficients: int
-    ) -> "ByteTables":
-        """From each head's list of (table [256 w], coefficient indices [w])."""
-        planes = [plane for head in heads for plane in head]
-        column_start, plane_start = [0], [0]
-        for table, _ in planes:
-            column_start.append(column_start[-1] + table.shape[1])
-        for head in heads:
-            plane_start.append(plane_start[-1] + len(head))
-        return cls(
-            entries=torch.cat([table for table, _ in planes], 1),
-            coefficient=torch.cat([coefficient for _, coefficient in planes]),
-            column_start=tuple(column_start),
-            plane_start=tuple(plane_start),
-            n_coefficients=n_coefficients,
-        )
-
-    @property
-    def n_planes(self) -> int:
-        """Bytes per token, all heads together."""
-        return len(self.column_start) - 1
-
-    @property
-    def n_heads(self) -> int:
-        """KV heads."""
-        return len(self.plane_start) - 1
-
-    def plane(self, j: int) -> tuple[Float[Tensor, "256 w"], Int[Tensor, " w"]]:
-        """Table and coefficient indices of plane j."""
-        columns = slice(self.column_start[j], self.column_start[j + 1])
-        return self.entries[:, columns], self.coefficient[columns]
-
-    @cached_property
-    def prepared(self) -> dict[str, object]:
-        """What a kernel made of these tables, by kernel: filled at first use, never stored."""
-        return {}
 
 
 @final

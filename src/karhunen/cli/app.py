@@ -1,0 +1,142 @@
+"""The verbs and their arguments. Nothing heavy is imported before a verb runs, so `--help` answers at once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+app = typer.Typer(
+    name="karhunen",
+    help="KV-cache compression by transform coding: calibrate a model once, generate from coded keys and values.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Exactly one JSON document on stdout, nothing else.")]
+Model = Annotated[str, typer.Option("--model", help="An embedded name, a local folder, or a model hub's id.")]
+RecipeText = Annotated[str, typer.Option("--recipe", help="A recipe with options, such as spectra:bits=2.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="What the model runs in: float32, bfloat16 or float16.")]
+CodecFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A codec's folder, as `calibrate` writes it.")]
+DEFAULT_MODEL = "smollm2"
+DEFAULT_RECIPE = "spectra:bits=2"
+
+
+def parse(arguments: Sequence[str]) -> int:
+    """Run one command line. Raises what the verb raises; ValueError with one line for a wrong usage."""
+    from typer.exceptions import TyperException
+
+    command = get_command(app)
+    try:
+        code = command.main(args=list(arguments), prog_name="karhunen", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except TyperException as error:
+        format_message = getattr(error, "format_message", lambda: str(error))
+        raise ValueError(f"{format_message()} (`karhunen --help` lists what there is)") from error
+    return code if isinstance(code, int) else 0
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    """KV-cache compression by transform coding: calibrate a model once, generate from coded keys and values."""
+    if version:
+        from karhunen import __version__
+
+        typer.echo(f"karhunen {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def calibrate(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the codec is written.")],
+    model: Model = DEFAULT_MODEL,
+    recipe: RecipeText = DEFAULT_RECIPE,
+    text: Annotated[list[Path] | None, typer.Option("--text", help="A text file, or a folder of them; repeatable.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")] = 16384,
+    resume: Annotated[Path | None, typer.Option("--resume", help="Keep progress in this folder and go on from it.")] = None,
+    statistics: Annotated[
+        Path | None, typer.Option("--statistics", help="Fit from saved statistics; no model is run.")
+    ] = None,
+    keep_statistics: Annotated[
+        bool, typer.Option("--keep-statistics", help="Save the statistics too, in OUTPUT/statistics.")
+    ] = False,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> None:
+    """Measure a model on text and write the codec of a recipe."""
+    from karhunen.cli.calibrate import run
+
+    run(output, model, recipe, tuple(text or ()), max_tokens, resume, statistics, keep_statistics, dtype, as_json)
+
+
+@app.command()
+def generate(
+    codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.")],
+    model: Model = DEFAULT_MODEL,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt; stdin is read if none is given.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="A file that holds the prompt.")] = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 256,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", min=0.0, max=1.0)] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, help="0 keeps all tokens.")] = 0,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of the sampling.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> None:
+    """Continue a prompt from a compressed cache; then say what the cache held."""
+    from karhunen.cli.generate import run
+
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
+    run(codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, dtype, as_json)
+
+
+@app.command()
+def inspect(codec: CodecFolder, as_json: Json = False) -> None:
+    """Composition, bit plan and byte account of a codec."""
+    from karhunen.cli.inspect import run
+
+    run(codec, as_json)
+
+
+@app.command()
+def doctor(
+    online: Annotated[bool, typer.Option("--online", help="Also ask the configured package index.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Versions, devices, which fast paths are live, which embedded models are here."""
+    from karhunen.cli.doctor import run
+
+    run(online, as_json)
+
+
+@app.command()
+def recipes(as_json: Json = False) -> None:
+    """The recipes, their papers, axes and options."""
+    from karhunen.cli.recipes import run
+
+    run(as_json)
+
+
+@app.command()
+def demo(
+    model: Model = DEFAULT_MODEL,
+    recipe: RecipeText = DEFAULT_RECIPE,
+    calibration_tokens: Annotated[int, typer.Option("--calibration-tokens", min=1)] = 16384,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the document asked about.")] = 4096,
+    scored_tokens: Annotated[int, typer.Option("--scored-tokens", min=1)] = 256,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> None:
+    """The whole job on a small model: calibrate, answer a question on a long document, measure against the dense run."""
+    from karhunen.cli.demo import run
+
+    run(model, recipe, calibration_tokens, prompt_tokens, scored_tokens, dtype, as_json)

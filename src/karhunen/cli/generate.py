@@ -1,0 +1,76 @@
+"""`karhunen generate`: text as it comes, then what the cache held."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from karhunen.cli.loading import load_model
+from karhunen.cli.screen import Screen, rounded
+
+
+def run(
+    codec_folder: Path,
+    model_name: str,
+    prompt: str | None,
+    prompt_file: Path | None,
+    max_new_tokens: int,
+    sampling_options: dict[str, Any],
+    raw: bool,
+    dtype: str,
+    as_json: bool,
+) -> None:
+    """Continue the prompt with the codec's cache."""
+    text = read_prompt(prompt, prompt_file)
+    from karhunen.codec import Codec
+
+    codec = Codec.from_pretrained(codec_folder)
+    from karhunen.cli.account import account_table
+    from karhunen.hf.generation import Sampling, generate, prompt_tokens
+
+    sampling = Sampling(**sampling_options)
+    with Screen(as_json).open() as screen:
+        model, tokenizer = load_model(screen, model_name, dtype)
+        tokens = prompt_tokens(tokenizer, text, chat=False if raw else None)
+        result = generate(
+            model,
+            tokenizer,
+            tokens,
+            codec,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            on_text=lambda piece: screen.say(piece, end=""),
+        )
+        report = result.report
+        assert report is not None, "a codec makes a compressed cache"
+        screen.say("\n")
+        screen.table(account_table(report))
+        screen.say(
+            f"{result.n_prompt_tokens:,} prompt tokens in {result.prefill_seconds:.2f} s; {result.n_new_tokens:,} new "
+            f"ones at {result.tokens_per_second:.2f} tokens/s"
+        )
+        screen.document(
+            rounded(
+                {
+                    "text": result.text,
+                    "prompt_tokens": result.n_prompt_tokens,
+                    "new_tokens": result.n_new_tokens,
+                    "prefill_seconds": result.prefill_seconds,
+                    "tokens_per_second": result.tokens_per_second,
+                    "dtype": dtype,
+                    "cache": report.to_dict(),
+                }
+            )
+        )
+
+
+def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    """From the one place that was named, or stdin."""
+    if prompt is not None and prompt_file is not None:
+        raise ValueError("give --prompt or --prompt-file, not both")
+    if prompt is not None:
+        return prompt
+    if prompt_file is not None:
+        return prompt_file.read_text(encoding="utf-8")
+    if sys.stdin.isatty():
+        raise ValueError("no prompt: give --prompt, --prompt-file, or text on stdin")
+    return sys.stdin.read()

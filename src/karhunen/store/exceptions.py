@@ -1,0 +1,59 @@
+"""Coded tokens that are kept exact as well, because the window's rule says so.
+
+Their bytes in the planes stay, so pages keep their size; reading puts the exact vectors over the decoded ones.
+"""
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from karhunen.statistics.need import Slot
+
+
+@final
+@dataclass(frozen=True)
+class Exceptions:
+    """`n` exact tokens: the row and coded index of each, and its vectors."""
+
+    rows: Int[Tensor, " n"]
+    tokens: Int[Tensor, " n"]
+    key: Float[Tensor, "n h d"]
+    value: Float[Tensor, "n h e"]
+
+    @classmethod
+    def where(
+        cls, exact: Bool[Tensor, "b t"], key: Float[Tensor, "b h t d"], value: Float[Tensor, "b h t e"], first: int
+    ) -> "Exceptions":
+        """The tokens marked in `exact`; `first` is the coded index of the first column."""
+        rows, columns = exact.nonzero(as_tuple=True)
+        return cls(rows.int(), (columns + first).int(), key[rows, :, columns].clone(), value[rows, :, columns].clone())
+
+    def __add__(self, other: "Exceptions") -> "Exceptions":
+        return Exceptions(
+            torch.cat([self.rows, other.rows]),
+            torch.cat([self.tokens, other.tokens]),
+            torch.cat([self.key, other.key]),
+            torch.cat([self.value, other.value]),
+        )
+
+    def before(self, n_tokens: int) -> "Exceptions":
+        """Those among the first `n_tokens` coded tokens."""
+        keep = self.tokens < n_tokens
+        return Exceptions(self.rows[keep], self.tokens[keep], self.key[keep], self.value[keep])
+
+    def select(self, rows: Int[Tensor, " rows"]) -> "Exceptions":
+        """Those of the given rows of the batch, in that order; rows may repeat."""
+        new, old = (rows[:, None] == self.rows[None]).nonzero(as_tuple=True)
+        return replace(self, rows=new.int(), tokens=self.tokens[old], key=self.key[old], value=self.value[old])
+
+    def put_over(self, dense: Float[Tensor, "b h t d"], slot: Slot) -> Float[Tensor, "b h t d"]:
+        """`dense` with the exact vectors in their places; changes it."""
+        dense[self.rows.long(), :, self.tokens.long()] = (self.key if slot == "key" else self.value).to(dense.dtype)
+        return dense
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that takes memory."""
+        return {"rows": self.rows, "tokens": self.tokens, "key": self.key, "value": self.value}

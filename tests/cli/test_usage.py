@@ -1,0 +1,197 @@
+"""Wrong usage and wrong inputs: exit code 2, one line on stderr, nothing on stdout, no traceback."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command, Finished
+
+
+def assert_refused(done: Finished, *words: str) -> None:
+    assert done.code == 2, done
+    assert done.out == ""
+    lines = [line for line in done.err.splitlines() if line.startswith("karhunen: ")]
+    assert len(lines) == 1, done.err
+    assert done.err.rstrip("\n").splitlines()[-1] == lines[0], "the line is the last word"
+    assert "Traceback" not in done.err
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frobnicate"], ["No such command", "frobnicate"]),
+        (["calibrate"], ["--output"]),
+        (["calibrate", "-o", "x", "--max-tokens", "many"], ["--max-tokens", "many"]),
+        (["calibrate", "-o", "x", "--max-tokens", "0"], ["--max-tokens"]),
+        (["calibrate", "-o", "x", "--bits", "2"], ["--bits"]),
+        (["inspect"], ["DIR"]),
+        (["generate", "--prompt", "x"], ["--codec"]),
+    ],
+)
+def test_a_wrong_usage_is_one_line_and_exit_code_2(karhunen: Command, arguments: list[str], words: list[str]) -> None:
+    assert_refused(karhunen(*arguments), *words)
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "demo"])
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("frobnicate", ["unknown recipe", "frobnicate", "spectra", "nova_kv"]),
+        ("spectra:bitz=2", ["spectra", "bitz", "value_bits"]),
+        ("spectra:bits", ["bits", "no value"]),
+        ("spectra:bits=17", ["17"]),
+        ("spectra:bits=two", ["spectra"]),
+        ("quarot:clip=0.1", ["0.1"]),
+        ("fp8:format=e3m4", ["e3m4", "e4m3"]),
+    ],
+)
+def test_an_unknown_recipe_or_option_lists_the_known_ones(
+    karhunen: Command, verb: str, recipe: str, words: list[str], tmp_path: Path
+) -> None:
+    output = ["-o", tmp_path / "codec"] if verb == "calibrate" else []
+    assert_refused(karhunen(verb, "--recipe", recipe, *output), *words)
+    assert not (tmp_path / "codec").exists()
+
+
+def test_a_missing_artifact_is_refused(karhunen: Command, tmp_path: Path) -> None:
+    for as_json in ([], ["--json"]):
+        assert_refused(karhunen("inspect", tmp_path / "nothing", *as_json), "nothing", "calibrate")
+    assert_refused(karhunen("generate", "--codec", tmp_path / "nothing", "-p", "x"), "nothing")
+    assert_refused(karhunen("calibrate", "--statistics", tmp_path / "nothing", "-o", tmp_path / "c"), "nothing")
+
+
+def test_a_truncated_artifact_is_refused(karhunen: Command, codec_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(codec_folder, tmp_path / "codec")
+    tensors = tmp_path / "codec" / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-100])
+    assert_refused(karhunen("inspect", tmp_path / "codec"), "truncated")
+
+
+def test_an_artifact_of_another_model_is_refused_with_the_reason(
+    karhunen: Command, codec_folder: Path, other_model_folder: Path
+) -> None:
+    done = karhunen("generate", "--codec", codec_folder, "--model", other_model_folder, "-p", "hello")
+    assert_refused(done, "llama", "qwen3")
+
+
+def test_empty_and_short_texts_are_refused(karhunen: Command, model_folder: Path, tmp_path: Path) -> None:
+    empty, short = tmp_path / "empty.txt", tmp_path / "short.txt"
+    empty.write_text(" \n")
+    short.write_text("three words only")
+    start = ["calibrate", "--model", model_folder, "-o", tmp_path / "codec", "--text"]
+    assert_refused(karhunen(*start, empty), "empty")
+    assert_refused(karhunen(*start, short), "short")
+    assert_refused(karhunen(*start, tmp_path / "nowhere.txt"), "nowhere.txt")
+    assert not (tmp_path / "codec").exists()
+
+
+def test_a_group_that_does_not_divide_is_refused(
+    karhunen: Command, model_folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    arguments = ["calibrate", "--model", model_folder, "--text", text_file, "-o", tmp_path / "codec"]
+    assert_refused(karhunen(*arguments, "--recipe", "nova_kv:bits=3"), "layer 0", "keys")
+
+
+def test_a_rotary_frame_on_a_model_without_rope_is_refused(
+    karhunen: Command, gpt2_folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    done = karhunen("calibrate", "--model", gpt2_folder, "--text", text_file, "-o", tmp_path / "codec")
+    assert_refused(done, "RoPE")
+
+
+def test_statistics_that_lack_what_a_recipe_needs_are_refused(
+    karhunen: Command, codec_folder: Path, tmp_path: Path
+) -> None:
+    saved = codec_folder / "statistics"
+    done = karhunen("calibrate", "--statistics", saved, "--recipe", "nova_kv", "-o", tmp_path / "codec")
+    assert_refused(done, "nova_kv" if "nova_kv" in done.err else "needs", "calibrate again")
+
+
+def test_a_model_that_is_nowhere_is_refused(karhunen: Command, codec_folder: Path, tmp_path: Path) -> None:
+    done = karhunen("generate", "--codec", codec_folder, "--model", "./no/such/folder", "-p", "x")
+    assert_refused(done, "no/such/folder", "smollm2")
+    assert_refused(karhunen("demo", "--dtype", "int3"), "int3", "bfloat16")
+
+
+def test_a_prompt_comes_from_one_place_and_is_not_empty(
+    karhunen: Command, codec_folder: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    start = ["generate", "--codec", codec_folder, "--model", model_folder]
+    assert_refused(karhunen(*start, "-p", "x", "--prompt-file", "y"), "not both")
+    assert_refused(karhunen(*start, "--prompt-file", tmp_path / "none.txt"), "none.txt")
+    assert_refused(karhunen(*start, "-p", "  "), "empty")
+    assert_refused(karhunen(*start, "-p", "x" * 600), "positions")
+    assert_refused(karhunen(*start, "-p", "x", "--top-p", "0"), "top_p")
+
+
+def test_a_folder_that_is_no_artifact_is_not_overwritten(karhunen: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    assert_refused(karhunen("calibrate", "-o", tmp_path), str(tmp_path))
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+def test_statistics_are_not_removed_by_the_codec_fitted_from_them(karhunen: Command, codec_folder: Path) -> None:
+    saved = codec_folder / "statistics"
+    assert_refused(karhunen("calibrate", "--statistics", saved, "-o", codec_folder), "another --output")
+    assert (saved / "config.json").is_file()
+
+
+def test_debug_shows_the_traceback(karhunen: Command, tmp_path: Path) -> None:
+    done = karhunen("inspect", tmp_path / "nothing", "--debug")
+    assert done.code == 2
+    assert "Traceback" in done.err
+
+
+def test_ctrl_c_leaves_with_130(karhunen: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from karhunen.codec import Codec
+
+    def interrupted(folder: Path) -> Codec:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Codec, "from_pretrained", interrupted)
+    assert karhunen("inspect", tmp_path) == Finished(130, "", "karhunen: interrupted\n")
+
+
+def test_a_fault_of_ours_is_one_line_and_exit_code_1(
+    karhunen: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from karhunen.codec import Codec
+
+    def broken(folder: Path) -> Codec:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(Codec, "from_pretrained", broken)
+    done = karhunen("inspect", tmp_path)
+    assert done.code == 1
+    assert done.err == "karhunen: unexpected RuntimeError: two lines; run again with --debug for the traceback\n"
+
+
+def test_help_names_every_verb_and_imports_no_torch() -> None:
+    code = (
+        "import sys; from karhunen.cli import run; code = run(['--help']); "
+        "sys.exit(code or int('torch' in sys.modules) * 3)"
+    )
+    source = Path(__file__).parents[2] / "src"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=source, check=False)
+    assert done.returncode == 0, done.stderr
+    for verb in ("calibrate", "generate", "inspect", "doctor", "recipes", "demo"):
+        assert verb in done.stdout
+
+
+def test_the_version_is_printed(karhunen: Command) -> None:
+    import karhunen as package
+
+    assert karhunen("--version") == Finished(0, f"karhunen {package.__version__}\n", "")
+
+
+def test_a_json_error_leaves_stdout_empty(karhunen: Command, tmp_path: Path) -> None:
+    done = karhunen("calibrate", "--recipe", "none", "-o", tmp_path / "c", "--json")
+    assert_refused(done, "unknown recipe")
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(done.out)

@@ -5,7 +5,8 @@
     ... --json                                           one JSON document, with the commit it was run on
 
 Keys and values of a token are both coded: a token counts once. Vectors are correlated Gaussians; speed does not depend
-on them. The goal is at least 5,000 tokens/s for nova_kv.
+on them. Time is the process's own processor time, which other programs on the machine do not lengthen by waiting; the
+wall clock's rate stands beside it. The goal is at least 5,000 tokens/s for nova_kv.
 """
 
 import argparse
@@ -57,17 +58,19 @@ def layer_codec(text: str) -> LayerCodec | None:
     return codec.layers.get(0)
 
 
-def measure(codec: LayerCodec, n_tokens: int, n_runs: int) -> float:
-    """Tokens per second, median over runs after one that is not counted."""
+def measure(codec: LayerCodec, n_tokens: int, n_runs: int) -> tuple[float, float]:
+    """Tokens per second of processor time and of the wall clock: medians over runs after one that is not counted."""
     key, value = vectors(n_tokens, seed=2)[None], vectors(n_tokens, seed=3)[None]
     positions = torch.arange(n_tokens)[None]
-    seconds: list[float] = []
+    busy: list[float] = []
+    wall: list[float] = []
     for _ in range(n_runs + 1):
-        start = time.perf_counter()
+        start = time.process_time(), time.perf_counter()
         codec.key.encode(key, positions)
         codec.value.encode(value, positions)
-        seconds.append(time.perf_counter() - start)
-    return n_tokens / median(seconds[1:])
+        busy.append(time.process_time() - start[0])
+        wall.append(time.perf_counter() - start[1])
+    return n_tokens / median(busy[1:]), n_tokens / median(wall[1:])
 
 
 def commit() -> str:
@@ -90,12 +93,13 @@ def main() -> int:
         codec = layer_codec(text)
         if codec is None:
             continue
-        speed = measure(codec, arguments.tokens, arguments.runs)
+        speed, wall = measure(codec, arguments.tokens, arguments.runs)
         goal = GOAL_TOKENS_PER_SECOND.get(text)
         met = met and (goal is None or speed >= goal)
-        rows.append({"recipe": text, "tokens_per_second": round(speed), "goal": goal})
+        rows.append({"recipe": text, "tokens_per_second": round(speed), "wall": round(wall), "goal": goal})
         if not arguments.json:
-            print(f"{text:<24}{speed:>12,.0f} tokens/s{f'   (goal {goal:,})' if goal else ''}", flush=True)
+            aim = f"   goal {goal:,}" if goal else ""
+            print(f"{text:<24}{speed:>12,.0f} tokens/s{wall:>12,.0f} by the clock{aim}", flush=True)
     if arguments.json:
         what = {"layer": f"{N_HEADS} heads x {HEAD_DIM}", "tokens": arguments.tokens, "threads": 1}
         machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16384, 65536])
     parser.add_argument("--planes", type=int, nargs="+", default=[16, 10], choices=sorted(PLANE_WIDTHS))
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     choice = choose_path("cpu")
@@ -62,8 +63,7 @@ def main() -> None:
             records.append(record)
             print("\n".join(lines(record)), flush=True)
     if options.json:
-        with open(options.json, "w") as file:
-            json.dump(records, file, indent=1)
+        options.json.write_text(json.dumps(records, indent=1))
 
 
 def measure(shape: Shape, t: int, n_planes: list[int], rounds: int, path: str) -> dict:
@@ -119,9 +119,9 @@ def lines(record: dict) -> list[str]:
 
 
 def speed_up(slow: list[float], fast: list[float]) -> str:
-    """Median and quartiles of the ratios within a round."""
+    """Median and quartiles of the ratios within a round, and the ratio of the best rounds."""
     low, middle, high = statistics.quantiles([a / b for a, b in zip(slow, fast, strict=True)], n=4)
-    return f"{middle:.2f} ({low:.2f}..{high:.2f})"
+    return f"{middle:.2f} ({low:.2f}..{high:.2f}, best {min(slow) / min(fast):.2f})"
 
 
 def matmul_attention(query: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -69,15 +69,17 @@ class SideCodec:
         """Vectors to bytes. `t` must be a multiple of the quantizer's granule; ValueError on NaN or infinity."""
         if not bool(torch.isfinite(x).all()):
             raise ValueError("NaN or infinity among the vectors to be coded; the model's own forward produced it")
-        y = self.transform.forward(self.frame.forward(x, positions, self.rotary, self.mean))
-        codes = self.quantizer.encode(y)
-        return Packed(self.layout.pack(codes.symbols), codes.side)
+        with as_written(x.device):
+            y = self.transform.forward(self.frame.forward(x.detach(), positions, self.rotary, self.mean))
+            codes = self.quantizer.encode(y)
+            return Packed(self.layout.pack(codes.symbols), codes.side)
 
     def decode(self, packed: Packed, positions: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
         """Bytes to vectors, float32 or float64 as the frame leaves them."""
-        codes = Codes(self.layout.unpack(packed.planes), packed.side)
-        y = self.quantizer.decode(codes)
-        return self.frame.inverse(self.transform.inverse(y), positions, self.rotary, self.n_heads, self.mean)
+        with as_written(packed.planes.device):
+            codes = Codes(self.layout.unpack(packed.planes), packed.side)
+            y = self.quantizer.decode(codes)
+            return self.frame.inverse(self.transform.inverse(y), positions, self.rotary, self.n_heads, self.mean)
 
     def distort(self, x: Float[Tensor, "b h t d"], positions: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
         """`decode(encode(x))`: what attention will see in place of x."""
@@ -160,3 +162,8 @@ class Codec:
         if not isinstance(made, cls):
             raise ValueError(f"{folder} holds a {type(made).__name__}, not a codec")
         return made
+
+
+def as_written(device: torch.device) -> torch.autocast:
+    """Arithmetic in the dtypes that are written down, whatever autocast the model runs under: bytes depend on it."""
+    return torch.autocast(device.type, enabled=False)

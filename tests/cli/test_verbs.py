@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cli.conftest import Command, save_tiny
 
 from karhunen import recipes
 from karhunen.codec import Codec
-from tests.cli.conftest import Command, save_tiny
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 

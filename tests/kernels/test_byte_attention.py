@@ -39,9 +39,7 @@ def example(
     return frames, side(t, b, h, d, residual, gain, generator), side(t, b, h, d, False, gain, generator)
 
 
-def side(
-    t: int, b: int, h: int, d: int, residual: bool, gain: str | None, generator: torch.Generator
-) -> CodedTokens:
+def side(t: int, b: int, h: int, d: int, residual: bool, gain: str | None, generator: torch.Generator) -> CodedTokens:
     tables = ragged_tables(h, d, residual, generator)
     codes = torch.full((b + 1, tables.n_planes + 2, t + 37), 255, dtype=torch.uint8)[1:, 1:-1, 5 : 5 + t]
     codes.copy_(torch.randint(0, 256, codes.shape, generator=generator, dtype=torch.uint8))
@@ -134,9 +132,7 @@ def test_hidden_tokens_and_capped_scores(boolean: bool, folded: bool) -> None:
         mask = torch.zeros(2, 1000).masked_fill(~mask, torch.finfo(torch.float32).min)
         mask[1, ::7] += 0.5
     first_visible = torch.tensor([[0, 5, 990, 0, 1000], [0, 0, 513, 2000, 64]])
-    assert_equals_naive(
-        frames, keys, values, folded, mask=mask, first_visible=first_visible, softcap=3.0, scale=0.5
-    )
+    assert_equals_naive(frames, keys, values, folded, mask=mask, first_visible=first_visible, softcap=3.0, scale=0.5)
 
 
 def test_a_row_that_sees_nothing_has_mean_zero_and_no_weight() -> None:
@@ -204,5 +200,5 @@ def test_too_few_frames_are_refused() -> None:
 
 
 def test_an_unknown_path_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="naive.*cpu.*gpu"):
+    with pytest.raises(ValueError, match=r"naive.*cpu.*gpu"):
         available("cuda")

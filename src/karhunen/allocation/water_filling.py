@@ -120,7 +120,10 @@ def _bits_above(log_variance: Tensor, line: float, n: Tensor, overhead: Tensor, 
 def _whole(ideal: Tensor, n: Tensor, overhead: Tensor, most: Tensor, budget: float) -> Tensor:
     kept = ideal > 0
     if not bool(kept.any()):
-        raise ValueError(f"a budget of {budget:.0f} bits per token is too small for a single group")
+        raise ValueError(
+            f"a budget of {budget:.0f} bits per token is too small for a single group of {int(n.max())} coefficients; "
+            "use more bits or a smaller group"
+        )
     unit = float(n[kept].max())
     total = math.floor((budget - float(overhead[kept].sum())) / unit)
     whole = torch.zeros_like(ideal)

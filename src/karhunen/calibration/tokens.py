@@ -1,7 +1,7 @@
 """Calibration input as sequences of token ids, each within what the model is run on at once."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -42,9 +42,8 @@ def sequences(
 
 def _token_ids(given: Input, tokenizer: Any) -> tuple[list[list[int]], list[int]]:
     if isinstance(given, Mapping):
-        batch = cast("Mapping[str, Tensor]", given)
-        ids = batch["input_ids"]
-        mask = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids).bool()
+        ids = given["input_ids"]
+        mask = given["attention_mask"].bool() if "attention_mask" in given else torch.ones_like(ids).bool()
         return [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)], []
     if isinstance(given, Tensor):
         return [[int(i) for i in row] for row in torch.atleast_2d(given)], []

@@ -30,7 +30,7 @@ def parse(arguments: Sequence[str]) -> int:
 
     command = get_command(app)
     try:
-        code = command.main(args=list(arguments), prog_name="karhunen", standalone_mode=False)
+        code = command.main(args=list(arguments) or ["--help"], prog_name="karhunen", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
     except TyperException as error:
@@ -39,19 +39,24 @@ def parse(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-@app.callback(invoke_without_command=True)
-def root(
-    context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
-) -> None:
-    """KV-cache compression by transform coding: calibrate a model once, generate from coded keys and values."""
-    if version:
+def print_version(asked: bool) -> bool:
+    """Print the version and leave, if that was asked for."""
+    if asked:
         from karhunen import __version__
 
         typer.echo(f"karhunen {__version__}")
-    elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        raise typer.Exit
+    return asked
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """KV-cache compression by transform coding: calibrate a model once, generate from coded keys and values."""
 
 
 @app.command()
@@ -59,9 +64,13 @@ def calibrate(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the codec is written.")],
     model: Model = DEFAULT_MODEL,
     recipe: RecipeText = DEFAULT_RECIPE,
-    text: Annotated[list[Path] | None, typer.Option("--text", help="A text file, or a folder of them; repeatable.")] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option("--text", help="A text file, or a folder of them; repeatable.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")] = 16384,
-    resume: Annotated[Path | None, typer.Option("--resume", help="Keep progress in this folder and go on from it.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Keep progress in this folder and go on from it.")
+    ] = None,
     statistics: Annotated[
         Path | None, typer.Option("--statistics", help="Fit from saved statistics; no model is run.")
     ] = None,
@@ -81,7 +90,9 @@ def calibrate(
 def generate(
     codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.")],
     model: Model = DEFAULT_MODEL,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt; stdin is read if none is given.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The prompt; stdin is read if none is given.")
+    ] = None,
     prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="A file that holds the prompt.")] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 256,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.0,
@@ -131,7 +142,9 @@ def demo(
     model: Model = DEFAULT_MODEL,
     recipe: RecipeText = DEFAULT_RECIPE,
     calibration_tokens: Annotated[int, typer.Option("--calibration-tokens", min=1)] = 16384,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the document asked about.")] = 4096,
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", min=1, help="Length of the document asked about.")
+    ] = 4096,
     scored_tokens: Annotated[int, typer.Option("--scored-tokens", min=1)] = 256,
     dtype: Dtype = "float32",
     as_json: Json = False,

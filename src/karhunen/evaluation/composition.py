@@ -134,7 +134,9 @@ def recipe_rows() -> list[RecipeRow]:
 
 def anatomy(codec: Codec) -> Anatomy:
     """Take a codec apart."""
-    sides = tuple(_side(codec.model.layers[i], i, slot, layer.side(slot)) for i, layer in codec.layers.items() for slot in SLOTS)
+    sides = tuple(
+        _side(codec.model.layers[i], i, slot, layer.side(slot)) for i, layer in codec.layers.items() for slot in SLOTS
+    )
     return Anatomy(
         codec.model,
         codec.origin,
@@ -223,9 +225,7 @@ def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec) -> SideAna
         slot=slot,
         axes=axes,
         n_coefficients=c,
-        bits=tuple(
-            GroupBits(float(b.min()), float(b.mean()), float(b.max()), int((b > 0).sum())) for b in bits
-        ),
+        bits=tuple(GroupBits(float(b.min()), float(b.mean()), float(b.max()), int((b > 0).sum())) for b in bits),
         code_bytes_per_token=packed.planes.nbytes / n_tokens,
         side_bytes_per_token=sum(t.nbytes for t in packed.side.values()) / n_tokens,
         table_bytes=sum(t.nbytes for t in tensors.values()),

@@ -154,9 +154,7 @@ def prompt_with_fact(tokenizer: Any, paragraphs: list[str]) -> tuple[str, int]:
     return prompt, _length(tokenizer, tail)
 
 
-def _score(
-    model: nn.Module, tokenizer: Any, codec: Codec, text: str, prefill_tokens: int, scored_tokens: int
-) -> Score:
+def _score(model: nn.Module, tokenizer: Any, codec: Codec, text: str, prefill_tokens: int, scored_tokens: int) -> Score:
     n = prefill_tokens + scored_tokens
     ids = tokenizer(text, truncation=False, verbose=False, return_tensors="pt")["input_ids"][0, :n]
     if len(ids) < n:

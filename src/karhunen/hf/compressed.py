@@ -15,6 +15,8 @@ from karhunen.hf.cache import CompressedCache
 from karhunen.hf.probe import cache_argument
 from karhunen.store.report import Report
 
+CACHE_ARGUMENTS = {"cache", "past_key_values"}
+
 
 def make_cache(model: nn.Module, codec: Codec) -> dict[str, CompressedCache]:
     """A new cache under the argument's name: `model.generate(**inputs, **make_cache(model, codec))`."""
@@ -60,13 +62,13 @@ def compressed(model: nn.Module, codec: Codec) -> Iterator[Session]:
         settings = kwargs.get("generation_config")
         if kwargs.get("cache_implementation") or getattr(settings, "cache_implementation", None):
             raise ValueError("cache_implementation asks for another cache inside karhunen.compressed; leave it out")
-        given = any(kwargs.get(key) is not None for key in ("cache", "past_key_values"))
-        if kwargs.get("use_cache", True) and not given:
+        kwargs = {k: v for k, v in kwargs.items() if k not in CACHE_ARGUMENTS or v is not None}
+        if kwargs.get("use_cache", True) and not kwargs.keys() & CACHE_ARGUMENTS:
             kwargs[name] = session.start(model, codec)
         return plain(*args, **kwargs)
 
     def before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = any(kwargs.get(key) is not None for key in ("cache", "past_key_values"))
+        given = any(kwargs.get(key) is not None for key in CACHE_ARGUMENTS)
         if kwargs.get("use_cache") is not True or given:
             return None
         return args, {**kwargs, name: session.start(model, codec)}

@@ -62,7 +62,8 @@ def describe(model: nn.Module) -> ModelIdentity:
 
 def layer_types(config: Any) -> tuple[list[str], dict[int, int]]:
     """transformers' name for the kind of each cache layer, and the windows of sliding ones, in tokens."""
-    types, arguments = get_layer_types_and_kwargs(config)
+    found: tuple[list[str], Any] = get_layer_types_and_kwargs(config)
+    types, arguments = found
     per_layer = arguments if isinstance(arguments, list) else [arguments] * len(types)  # one for all before 5.20
     windows = {i: int(a["sliding_window"]) for i, a in enumerate(per_layer) if a.get("sliding_window") is not None}
     return list(types), windows

@@ -1,6 +1,6 @@
 """Continue a prompt, token by token, from a compressed cache or from the uncompressed one.
 
-    prompt ─▶ chat template ─▶ exact prefill ─▶ steps that read the cache ─▶ text as it comes, then the account
+prompt ─▶ chat template ─▶ exact prefill ─▶ steps that read the cache ─▶ text as it comes, then the account
 """
 
 import time

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-Update = tuple[Float[Tensor, "b h t dk"], Float[Tensor, "b g t dv"]]
+Update = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]  # keys, values; sizes differ between layers
 
 N_PROBE_TOKENS = 10
 

@@ -114,7 +114,7 @@ def _plain_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _explain(
-    layer: int, still: Update, moved: dict[int, dict[int, Update]], candidates: list[Float[Tensor, " pairs"]]
+    layer: int, still: Update, moved: dict[int, dict[int, Update]], candidates: list[Tensor]
 ) -> DetectedRotary:
     slots: list[Rotary | None] = []
     note = ""
@@ -139,7 +139,7 @@ def _explain(
 
 
 def _best(
-    x: Float[Tensor, "1 h t d"], ys: dict[int, Tensor], candidates: list[Float[Tensor, " pairs"]]
+    x: Float[Tensor, "1 h t d"], ys: dict[int, Tensor], candidates: list[Tensor]
 ) -> tuple[Rotary | None, float]:
     """The candidate that turns `x` into its shifted versions with the least relative error, and that error."""
     width = x.shape[-1]

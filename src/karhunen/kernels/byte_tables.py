@@ -42,9 +42,7 @@ class ByteTables:
             raise ValueError(f"a coefficient index lies outside 0 .. {self.n_coefficients - 1}")
 
     @classmethod
-    def from_planes(
-        cls, heads: Sequence[Sequence[tuple[Tensor, Tensor]]], n_coefficients: int
-    ) -> "ByteTables":
+    def from_planes(cls, heads: Sequence[Sequence[tuple[Tensor, Tensor]]], n_coefficients: int) -> "ByteTables":
         """From each head's list of (table [256 w], coefficient indices [w])."""
         planes = [plane for head in heads for plane in head]
         column_start, plane_start = [0], [0]
@@ -77,11 +75,10 @@ class ByteTables:
 
     @cached_property
     def half_norms(self) -> Float[Tensor, "s 256"]:
-        """Half the squared length of every entry, in float32: one number for all kernels, whatever their order."""
-        squares = self.entries.float().square() / 2
-        return torch.stack(
-            [squares[:, a:b].sum(1) for a, b in zip(self.column_start, self.column_start[1:], strict=False)]
-        )
+        """Half the squared length of every entry, rounded once to float32: one number for all kernels and machines."""
+        squares = self.entries.double().square() / 2
+        edges = zip(self.column_start, self.column_start[1:], strict=False)
+        return torch.stack([squares[:, left:right].sum(1) for left, right in edges]).float()
 
     @cached_property
     def prepared(self) -> dict[str, object]:

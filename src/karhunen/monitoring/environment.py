@@ -19,7 +19,18 @@ import torch
 from karhunen import kernels
 from karhunen.hf.embedded import MODELS, default_cache_dir, is_cached
 
-PACKAGES = ("karhunen", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "triton", "typer", "rich")
+PACKAGES = (
+    "karhunen",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "numba",
+    "triton",
+    "typer",
+    "rich",
+)
 INDEX_TIMEOUT_SECONDS = 60
 
 
@@ -84,7 +95,12 @@ def ask_index() -> tuple[bool, str]:
     command = [sys.executable, "-m", "pip", "index", "versions", package, "--disable-pip-version-check", "--no-input"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INDEX_TIMEOUT_SECONDS, stdin=subprocess.DEVNULL, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=INDEX_TIMEOUT_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return False, f"no answer within {INDEX_TIMEOUT_SECONDS} s"

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from karhunen.codec import LayerCodec, Packed
+from karhunen.codec import LayerCodec, Packed, as_written
 from karhunen.quantizers.base import HALF_MAX
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.account import Account
@@ -60,7 +60,8 @@ class LayerStore:
         """
         if offsets is not None:
             self._rows_at = self._rows_at.starting(self.n_tokens, offsets)
-        for slot, x in zip(SLOTS, (key, value), strict=True):
+        for slot, given in zip(SLOTS, (key, value), strict=True):
+            x = given.detach()  # what is kept needs no graph of how it came about
             if slot not in self._recent:
                 self._recent[slot], self._sink[slot] = x[:, :, :0], x[:, :, :0].clone()
             short = self.window.sink_tokens - self._sink[slot].shape[2]
@@ -213,7 +214,8 @@ class LayerStore:
     def _store(self, slot: Slot, parts: list[Packed], n_tokens: int) -> None:
         for name in ("planes", *parts[0].side):
             tensors = [part.planes if name == "planes" else part.side[name] for part in parts]
-            joined = torch.cat(tensors, dim=-1)
+            with as_written(tensors[0].device):
+                joined = torch.cat(tensors, dim=-1)
             self._coded[slot].setdefault(name, TokenBuffer(n_tokens // joined.shape[-1])).append(joined)
 
     def _decode(self, slot: Slot) -> Tensor:
@@ -226,7 +228,8 @@ class LayerStore:
         sink, recent = self.exact(slot)
         if self._n_coded == 0:
             return torch.cat([sink, recent], dim=2)
-        return torch.cat([sink, _finite(self._decode(slot), recent.dtype), recent], dim=2)
+        with as_written(recent.device):
+            return torch.cat([sink, _finite(self._decode(slot), recent.dtype), recent], dim=2)
 
 
 def _finite(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numba import njit
-from numpy import empty
 from torch import Tensor
 
 from karhunen.kernels import simd
@@ -48,6 +47,7 @@ from karhunen.kernels.simd import (
     splat,
     spread,
     store,
+    subtract,
     sums_of_eight,
 )
 
@@ -97,14 +97,14 @@ def byte_attention(
     if folded is None:
         folded = repays_folding(keys.tables, len(rows), min(block_tokens or t, -(-t // n_splits)))
 
-    empty = np.zeros(0, np.float32)
+    nothing = np.zeros(0, np.float32)
     problem = _Problem(
         h=h, q=q, t=t, n=n, c=c, c_value=c_value, n_chunks=n_chunks, n_splits=n_splits,
         block_tokens=block_tokens or 0, first_offset=first_offset, folded=folded,
         scale=scale, softcap=softcap or 0.0,
         q_frames=_flat(q_frames),
-        key_bias=empty if key_bias is None else _flat(key_bias),
-        mask=empty if mask is None else _flat(additive(mask, torch.float32)),
+        key_bias=nothing if key_bias is None else _flat(key_bias),
+        mask=nothing if mask is None else _flat(additive(mask, torch.float32)),
         first_visible=np.zeros(0, np.int64) if first_visible is None else _flat(first_visible, torch.int64),
     )  # fmt: skip
     key_side, value_side = _side(keys), _side(values)
@@ -112,8 +112,10 @@ def byte_attention(
     log_sum = torch.empty(n_splits, b, h, q)
 
     def run(first: int, step: int) -> None:
-        _attend(rows, problem, key_side, value_side, first, step, b * h * n_chunks * n_splits,
-                mean.view(-1).numpy(), log_sum.view(-1).numpy())  # fmt: skip
+        _attend(
+            rows, problem, key_side, value_side, _scratch(rows, key_side.tables, value_side.tables),
+            first, step, b * h * n_chunks * n_splits, mean.view(-1).numpy(), log_sum.view(-1).numpy(),
+        )  # fmt: skip
 
     n_workers = min(n_threads, b * h * n_chunks * n_splits)
     others = [_pool(n_workers).submit(run, first, n_workers) for first in range(1, n_workers)]
@@ -185,6 +187,36 @@ class _Side(NamedTuple):
     tables: Quads
 
 
+class _Scratch(NamedTuple):
+    """One worker's memory, made by the caller and filled by the kernel: no compiled code allocates."""
+
+    query: np.ndarray  # q' of one block, in the order of the quads
+    folded: np.ndarray  # [plane][256][row]
+    histogram: np.ndarray  # [plane][256][row]
+    sums: np.ndarray  # [quad][4][row]
+    scores: np.ndarray  # [token of a span][row], then weights
+    gains: np.ndarray  # [token of a span]
+    bias: np.ndarray  # eight lanes, lane k of row k % n_rows; so the next three
+    reference: np.ndarray
+    largest: np.ndarray
+    lanes: np.ndarray
+    total: np.ndarray  # [row], float64
+
+
+def _scratch(rows: tuple[int, ...], keys: Quads, values: Quads) -> _Scratch:
+    n_rows = len(rows)
+    sizes = (
+        int(np.diff(keys.head_quads).max()) * 4 * n_rows,
+        int(np.diff(keys.plane_start).max()) * 256 * n_rows,
+        int(np.diff(values.plane_start).max()) * 256 * n_rows,
+        int(np.diff(values.head_quads).max()) * 4 * n_rows,
+        SPAN * n_rows + 8,
+        SPAN + 8,
+        *[8] * 4,
+    )
+    return _Scratch(*(np.empty(size, np.float32) for size in sizes), np.empty(n_rows))
+
+
 def _flat(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
     return tensor.detach().to(dtype).contiguous().view(-1).numpy()
 
@@ -218,52 +250,34 @@ def _pool(n_workers: int) -> ThreadPoolExecutor:
 
 
 @njit(cache=True, nogil=True)
-def _attend(rows, problem, keys, values, first_item, step, n_items, mean, log_sum):
+def _attend(rows, problem, keys, values, scratch, first_item, step, n_items, mean, log_sum):
     """Items first_item, first_item + step, … of (batch, head, chunk of rows, token range)."""
     n_rows = len(rows)
-    most_planes = _longest(values.tables.plane_start)
-    most_quads = _longest(keys.tables.head_quads)
-    query = empty(most_quads * 4 * n_rows, np.float32)
-    folded = empty(_longest(keys.tables.plane_start) * 256 * n_rows if problem.folded else 0, np.float32)
-    histogram = empty(most_planes * 256 * n_rows, np.float32)
-    sums = empty(_longest(values.tables.head_quads) * 4 * n_rows, np.float32)
-    scores = empty(SPAN * n_rows + 8, np.float32)
-    gains = empty(SPAN + 8, np.float32)
+    per_batch = problem.n_splits * problem.n_chunks * problem.h
     for item in range(first_item, n_items, step):
         split = item % problem.n_splits
         chunk = item // problem.n_splits % problem.n_chunks
         head = item // (problem.n_splits * problem.n_chunks) % problem.h
-        batch = item // (problem.n_splits * problem.n_chunks * problem.h)
-        n_planes = values.tables.plane_start[head + 1] - values.tables.plane_start[head]
-        used = histogram[: n_planes * 256 * n_rows]
-        total, reference = _read_tokens(
-            rows, problem, keys, values, batch, head, chunk, split, query, folded, used, scores, gains
-        )
-        n_batches = n_items // (problem.n_splits * problem.n_chunks * problem.h)
-        row = ((split * n_batches + batch) * problem.h + head) * problem.q + chunk * n_rows
-        _weigh_entries(rows, values.tables, head, used, sums)
+        batch = item // per_batch
+        _read_tokens(rows, problem, keys, values, batch, head, chunk, split, scratch)
+        _weigh_entries(rows, values.tables, head, scratch)
         first_quad = values.tables.head_quads[head]
         n_columns = 4 * (values.tables.head_quads[head + 1] - first_quad)
+        row = ((split * (n_items // per_batch) + batch) * problem.h + head) * problem.q + chunk * n_rows
         for r in range(min(n_rows, problem.q - chunk * n_rows)):
-            log_sum[row + r] = reference[r] + np.log(total[r]) if total[r] > 0 else -np.inf
-            inverse = np.float32(1 / total[r] if total[r] > 0 else 0.0)
+            total = scratch.total[r]
+            log_sum[row + r] = scratch.reference[r] + np.log(total) if total > 0 else -np.inf
+            inverse = np.float32(1 / total if total > 0 else 0.0)
             begin = (row + r) * problem.c_value
             mean[begin : begin + problem.c_value] = 0
             for i in range(n_columns):
-                mean[begin + values.tables.coefficient[4 * first_quad + i]] += sums[i * n_rows + r] * inverse
+                c = values.tables.coefficient[4 * first_quad + i]
+                mean[begin + c] += scratch.sums[i * n_rows + r] * inverse
 
 
 @njit(cache=True, nogil=True)
-def _longest(starts):
-    longest = 0
-    for i in range(len(starts) - 1):
-        longest = max(longest, starts[i + 1] - starts[i])
-    return longest
-
-
-@njit(cache=True, nogil=True)
-def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, query, folded, histogram, scores, gains):
-    """Fill the histograms of one item; return each row's sum of weights and the reference they are relative to."""
+def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, scratch):
+    """Fill the histograms of one item, and each row's sum of weights and the reference they are relative to."""
     n_rows = len(rows)
     first_row = chunk * n_rows
     per_split = -(-problem.t // (problem.n_splits * SPAN)) * SPAN
@@ -272,38 +286,36 @@ def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, query, 
     if len(problem.first_visible):
         begin = max(begin, _earliest(problem, batch, first_row, n_rows))
 
-    total = empty(n_rows, np.float64)
-    reference = empty(8, np.float32)
-    largest = empty(8, np.float32)
-    span_sum = empty(8, np.float32)
-    bias = empty(8, np.float32)
-    total[:] = 0
-    reference[:] = INVISIBLE
-    bias[:] = 0
+    n_planes = values.tables.plane_start[head + 1] - values.tables.plane_start[head]
+    histogram = scratch.histogram[: n_planes * 256 * n_rows]
     histogram[:] = 0
+    scratch.total[:] = 0
+    scratch.reference[:] = INVISIBLE
+    scratch.bias[:] = 0
+    scores = scratch.scores
     block = -1
     for span in range(begin, end, SPAN):
         span_end = min(end, span + SPAN)
-        _load_gains(keys, batch, head, span, span_end - span, problem.scale, gains)
+        n_scores = (span_end - span) * n_rows
+        _load_gains(keys, batch, head, span, span_end - span, problem.scale, scratch.gains)
         if not problem.folded:
-            _score_direct(rows, problem, keys, batch, head, first_row, span, span_end, query, scores)
+            _score_direct(rows, problem, keys, batch, head, first_row, span, span_end, scratch)
         start = span
         while start < span_end:
             here, stop = _block_end(problem, start, span_end)
-            out = (start - span) * n_rows
             if here != block:
                 block = here
-                _load_bias(problem, batch, head, first_row, n_rows, block, bias)
+                _load_bias(problem, batch, head, first_row, n_rows, block, scratch.bias)
                 if problem.folded:
                     left, right = keys.tables.head_quads[head], keys.tables.head_quads[head + 1]
-                    _load_query(problem, keys.tables, batch, head, first_row, n_rows, block, left, right, query)
-                    _fold(rows, keys.tables, head, query, folded)
+                    _load_query(problem, keys.tables, batch, head, first_row, n_rows, block, left, right, scratch.query)
+                    _fold(rows, keys.tables, head, scratch.query, scratch.folded)
+            out = (start - span) * n_rows
             if problem.folded:
-                _score_folded(rows, keys, batch, head, start, stop, folded, scores, out)
-            _scale(rows, gains, start - span, stop - start, bias, scores, out)
+                _score_folded(rows, keys, batch, head, start, stop, scratch.folded, scores, out)
+            _scale(rows, scratch.gains, start - span, stop - start, scratch.bias, scores, out)
             start = stop
 
-        n_scores = (span_end - span) * n_rows
         if problem.softcap > 0:
             _cap(scores, n_scores, problem.softcap)
         if len(problem.mask):
@@ -311,29 +323,10 @@ def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, query, 
         if len(problem.first_visible):
             _hide_early(problem, batch, first_row, n_rows, span, span_end, scores)
         store(scores, n_scores, splat(8, -np.inf))
-
-        most = splat(8, INVISIBLE)
-        for i in range(0, n_scores, 8):
-            most = maximum(load(8, scores, i), most)
-        store(largest, 0, most)
-        if _raise_reference(n_rows, largest, reference, total):
-            change = load(8, largest, 0)
-            for i in range(0, len(histogram), 8):
-                store(histogram, i, mul(load(8, histogram, i), change))
-
-        _load_gains(values, batch, head, span, span_end - span, 1.0, gains)
-        minus_one = splat(8, -1.0)
-        base = load(8, reference, 0)
-        summed = splat(8, 0.0)
-        for i in range(0, n_scores, 8):
-            weight = exp(fma(base, minus_one, load(8, scores, i)))
-            summed = add(summed, weight)
-            store(scores, i, mul(weight, spread(rows, gains, i // n_rows)))
-        store(span_sum, 0, summed)
-        for lane in range(8):
-            total[lane % n_rows] += span_sum[lane]
+        _move_reference(n_rows, scores, n_scores, histogram, scratch)
+        _load_gains(values, batch, head, span, span_end - span, 1.0, scratch.gains)
+        _weigh_tokens(rows, n_scores, scratch)
         _count(rows, values, batch, head, span, span_end, scores, histogram)
-    return total, reference
 
 
 @njit(cache=True, nogil=True)
@@ -472,9 +465,7 @@ def _score_folded(rows, keys, batch, head, start, stop, folded, scores, out):
                 u = splat(rows, 0.0) if plane == 0 else load(rows, scores, at)
                 u = add(u, load(rows, folded, f + ((w >> (8 * k)) & low)))
                 u = add(u, load(rows, folded, g + ((x >> (8 * k)) & low)))
-                v = add(
-                    load(rows, folded, h + ((y >> (8 * k)) & low)), load(rows, folded, i + ((z >> (8 * k)) & low))
-                )
+                v = add(load(rows, folded, h + ((y >> (8 * k)) & low)), load(rows, folded, i + ((z >> (8 * k)) & low)))
                 store(scores, at, add(u, v))
         for n in range(whole, n_tokens):
             at = out + n * n_rows
@@ -494,7 +485,7 @@ def _score_folded(rows, keys, batch, head, start, stop, folded, scores, out):
 
 
 @njit(cache=True, nogil=True)
-def _score_direct(rows, problem, keys, batch, head, first_row, span, span_end, query, scores):
+def _score_direct(rows, problem, keys, batch, head, first_row, span, span_end, scratch):
     """Scores of a span from the entries themselves: two quads a vector, eight (token, row) sums at once.
 
     A pass takes as many quads as stay in the first-level cache through all blocks of the span.
@@ -502,14 +493,17 @@ def _score_direct(rows, problem, keys, batch, head, first_row, span, span_end, q
     n_rows = len(rows)
     first, last = keys.tables.head_quads[head], keys.tables.head_quads[head + 1]
     if first == last:
-        scores[: (span_end - span) * n_rows] = 0
+        scratch.scores[: (span_end - span) * n_rows] = 0
     for left in range(first, last, PASS_QUADS):
         right = min(last, left + PASS_QUADS)
         start = span
         while start < span_end:
             block, stop = _block_end(problem, start, span_end)
-            _load_query(problem, keys.tables, batch, head, first_row, n_rows, block, left, right, query)
-            _add_products(rows, keys, batch, left, right, start, stop, left == first, query, scores, (start - span) * n_rows)
+            out = (start - span) * n_rows
+            _load_query(problem, keys.tables, batch, head, first_row, n_rows, block, left, right, scratch.query)
+            _add_products(
+                rows, keys, batch, left, right, start, stop, left == first, scratch.query, scratch.scores, out
+            )
             start = stop
 
 
@@ -582,24 +576,48 @@ def _hide_early(problem, batch, first_row, n_rows, span, span_end, scores):
 
 
 @njit(cache=True, nogil=True)
-def _raise_reference(n_rows, largest, reference, total):
-    """Move rows whose largest score outgrew their reference; `largest` becomes the factor on what they summed so far."""
+def _move_reference(n_rows, scores, n_scores, histogram, scratch):
+    """Where a row's largest score outgrew its reference, take that, and shrink what was summed relative to the old."""
+    most = splat(8, INVISIBLE)
+    for i in range(0, n_scores, 8):
+        most = maximum(load(8, scores, i), most)
+    store(scratch.largest, 0, most)
     moved = False
     for row in range(n_rows):
-        most = largest[row]
+        largest = scratch.largest[row]
         for lane in range(row, 8, n_rows):
-            most = max(most, largest[lane])
+            largest = max(largest, scratch.largest[lane])
+        before = scratch.reference[row]
         change = np.float32(1)
-        if most > reference[row] + SLACK:
-            change = np.float32(np.exp(np.float64(reference[row]) - most))
-            moved = moved or total[row] > 0
-            total[row] *= change
+        if largest > before + SLACK:
+            change = np.float32(np.exp(np.float64(before) - largest))
+            moved = moved or scratch.total[row] > 0
+            scratch.total[row] *= change
         else:
-            most = reference[row]
+            largest = before
         for lane in range(row, 8, n_rows):
-            reference[lane] = most
-            largest[lane] = change
-    return moved
+            scratch.reference[lane] = largest
+            scratch.lanes[lane] = change
+    if moved:
+        factor = load(8, scratch.lanes, 0)
+        for i in range(0, len(histogram), 8):
+            store(histogram, i, mul(load(8, histogram, i), factor))
+
+
+@njit(cache=True, nogil=True)
+def _weigh_tokens(rows, n_scores, scratch):
+    """Scores become softmax weights times gains; the weights alone add to the totals."""
+    n_rows = len(rows)
+    scores = scratch.scores
+    reference = load(8, scratch.reference, 0)
+    summed = splat(8, 0.0)
+    for i in range(0, n_scores, 8):
+        weight = exp(subtract(load(8, scores, i), reference))
+        summed = add(summed, weight)
+        store(scores, i, mul(weight, spread(rows, scratch.gains, i // n_rows)))
+    store(scratch.lanes, 0, summed)
+    for lane in range(8):
+        scratch.total[lane % n_rows] += scratch.lanes[lane]
 
 
 @njit(cache=True, nogil=True)
@@ -645,11 +663,11 @@ def _add_to(rows, histogram, at, weight):
 
 
 @njit(cache=True, nogil=True)
-def _weigh_entries(rows, tables, head, histogram, sums):
+def _weigh_entries(rows, tables, head, scratch):
     """Histograms of weights times the tables, for every row: [quad of the head][4][row]."""
     n_rows = len(rows)
     first_plane, first_quad = tables.plane_start[head], tables.head_quads[head]
-    lanes = empty(8, np.float32)
+    histogram, sums, lanes = scratch.histogram, scratch.sums, scratch.lanes
     sums[:] = 0
     for plane in range(first_plane, tables.plane_start[head + 1]):
         bins = (plane - first_plane) * 256 * n_rows

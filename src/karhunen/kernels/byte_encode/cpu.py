@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from numba import njit
-from numpy import empty
 from torch import Tensor
 
 from karhunen.kernels import simd
@@ -39,11 +38,13 @@ def byte_encode(
     codes = torch.empty(b, tables.n_planes, t, dtype=torch.uint8)
     if "half_norms" not in tables.prepared:
         tables.prepared["half_norms"] = tables.half_norms.contiguous().view(-1).numpy()
+    half_norms = tables.prepared["half_norms"]
     n_items = b * h * -(-t // TILE)
     n_workers = min(n_threads or torch.get_num_threads(), n_items)
 
     def run(first: int) -> None:
-        _encode(source, quads_of(tables), tables.prepared["half_norms"], first, max(n_workers, 1), codes.numpy())
+        left, lanes = np.empty((TILE, c), np.float32), np.empty((2, 8), np.float32)
+        _encode(source, quads_of(tables), half_norms, left, lanes, first, max(n_workers, 1), codes.numpy())
 
     others = [_pool(n_workers).submit(run, first) for first in range(1, n_workers)]
     run(0)
@@ -58,18 +59,17 @@ def _pool(n_workers: int) -> ThreadPoolExecutor:
 
 
 @njit(cache=True, nogil=True)
-def _encode(source, tables, half_norms, first, step, codes):
+def _encode(source, tables, half_norms, left, lanes, first, step, codes):
     """Items first, first + step, … of (batch, head, tile of tokens)."""
-    b, h, t, c = source.shape
+    b, h, t = source.shape[:3]
     n_tiles = -(-t // TILE)
-    left = empty((TILE, c), np.float32)
     for item in range(first, b * h * n_tiles, step):
         batch, head, begin = item // (h * n_tiles), item // n_tiles % h, item % n_tiles * TILE
         n_tokens = min(TILE, t - begin)
         left[:n_tokens] = source[batch, head, begin : begin + n_tokens]
         for plane in range(tables.plane_start[head], tables.plane_start[head + 1]):
             for n in range(n_tokens):
-                code = _nearest(tables, half_norms, plane, left[n])
+                code = _nearest(tables, half_norms, plane, left[n], lanes)
                 codes[batch, plane, begin + n] = code
                 for quad in range(tables.plane_quads[plane], tables.plane_end[plane]):
                     for k in range(4):
@@ -77,12 +77,10 @@ def _encode(source, tables, half_norms, first, step, codes):
 
 
 @njit(cache=True, nogil=True)
-def _nearest(tables, half_norms, plane, x):
+def _nearest(tables, half_norms, plane, x, lanes):
     """The lowest index of the smallest ½‖e‖² − ⟨x, e⟩."""
     start, end = tables.plane_quads[plane], tables.plane_end[plane]
     best, best_group = splat(8, np.inf), splat(8, 0.0)
-    distances = empty(8, np.float32)
-    groups = empty(8, np.float32)
     for i in range(0, 256, 8):
         distance = load(8, half_norms, plane * 256 + i)
         for quad in range(start, end):
@@ -92,6 +90,7 @@ def _nearest(tables, half_norms, plane, x):
                 distance = subtract(distance, term)
         best_group = where_less(distance, best, splat(8, i), best_group)
         best = where_less(distance, best, distance, best)
+    distances, groups = lanes[0], lanes[1]
     store(distances, 0, best)
     store(groups, 0, best_group)
     code, smallest = 255, np.float32(np.inf)

@@ -42,4 +42,6 @@ def require_agreement(coefficients: Tensor, tables: ByteTables) -> None:
     """ValueError unless the tables code vectors of this shape."""
     wanted = (tables.n_heads, tables.n_coefficients)
     if (coefficients.shape[1], coefficients.shape[3]) != wanted:
-        raise ValueError(f"coefficients have shape {tuple(coefficients.shape)}; the tables want [b, {wanted[0]}, t, {wanted[1]}]")
+        raise ValueError(
+            f"coefficients have shape {tuple(coefficients.shape)}; the tables want [b, {wanted[0]}, t, {wanted[1]}]"
+        )

@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 
 MAX_TOKENS = 16384
 MIN_TOKENS = 256
-MAX_SAMPLES = 8192
+MAX_SAMPLES = 16384
 GRADIENT_TOKENS = 4096  # gradients are measured on the first this many tokens: a backward pass costs several forwards
 
 

@@ -1,10 +1,10 @@
 """Byte codes: groups of variable size whose water-filled rates sum to 8 bits, one 256-entry codebook each.
 
-    coefficients by decreasing rate, laid end to end, cut every 8 bits:
-    | 4.1    3.9 | 3.0  2.6  2.4 | 2.0 1.9 1.6 1.3 1.2 | ...        one byte = one group = one table look-up
+    coefficients by decreasing rate, each dealt to the byte that is least full:
+    | 4.1  2.0 1.2 0.7 | 3.9  2.4  1.3 0.4 | 3.0 2.6 1.9 0.5 | ...        one byte = one group = one table look-up
 
-A strong coefficient shares its byte with few others, a dozen weak ones share one; a coefficient cut in two is coded by
-the first byte and its remainder by the next (a residual). Every token takes the same number of bytes, and no rate is
+Many weak coefficients share a byte with a strong one; one above 8 bits takes a byte alone and its remainder shares
+another (a residual). Every token takes the same number of bytes, and no rate is
 rounded. Groups of equal volume let a fixed width reach the variable-rate optimum (NOVA-KV, arXiv:2608.04074);
 water-filling says how large they are (SPECTRA, arXiv:2608.07915). The combination is this project's.
 """
@@ -23,7 +23,7 @@ from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.values import refuse_unless_one_of
 
 BYTE_BITS = 8
-LEAST_PIECE_BITS = 0.5  # a cut that would leave less than this on one side moves to the coefficient's edge
+LEAST_PIECE_BITS = 0.5  # a remainder below this is not worth a place in another byte
 
 
 @final
@@ -53,22 +53,27 @@ class ByteVQ(QuantizerSpec):
 
 
 def cut_into_bytes(rates: Float[Tensor, " c"], group: int = 0) -> tuple[Plane, ...]:
-    """The bytes of one head group; as many as the rates' sum holds, rounded, and at least one."""
+    """The bytes of one head group; as many as the rates' sum holds, rounded, and at least one.
+
+    A coefficient above 8 bits takes whole bytes first and what is left of it is dealt with the others: largest rate
+    first, each to the byte that is least full (longest processing time first; Graham, 1969).
+    """
     n_bytes = max(1, round(float(rates.sum()) / BYTE_BITS))
     scale = n_bytes * BYTE_BITS / max(float(rates.sum()), 1e-30)
-    members: list[list[int]] = [[] for _ in range(n_bytes)]
-    stage = [0] * n_bytes
-    start = 0.0
-    for i in rates.sort(descending=True, stable=True).indices.tolist():
-        stop = start + float(rates[i]) * scale
-        depth = 0
-        for p in range(int(start / BYTE_BITS), n_bytes):
-            piece = min(stop, (p + 1) * BYTE_BITS) - max(start, p * BYTE_BITS)
-            if piece <= 0:
-                break
-            if piece >= min(LEAST_PIECE_BITS, (stop - start) / 2):
-                members[p].append(i)
-                stage[p] = max(stage[p], depth)
-                depth = stage[p] + 1
-        start = stop
-    return tuple(Plane(group, tuple(m), BYTE_BITS, s) for m, s in zip(members, stage, strict=True) if m)
+    whole: list[Plane] = []
+    pieces: list[tuple[float, int, int]] = []  # rate, coefficient, stage
+    for i, rate in enumerate((rates * scale).tolist()):
+        n_whole = int(rate // BYTE_BITS)
+        whole += [Plane(group, (i,), BYTE_BITS, stage) for stage in range(n_whole)]
+        if rate - n_whole * BYTE_BITS > (LEAST_PIECE_BITS if n_whole else 0):
+            pieces.append((rate - n_whole * BYTE_BITS, i, n_whole))
+    shared: list[list[tuple[float, int, int]]] = [[] for _ in range(n_bytes - len(whole))]
+    fill = [0.0] * len(shared)
+    for piece in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
+        if not shared:
+            break
+        byte = fill.index(min(fill))
+        shared[byte].append(piece)
+        fill[byte] += piece[0]
+    dealt = [Plane(group, tuple(i for _, i, _ in byte), BYTE_BITS, max(s for *_, s in byte)) for byte in shared if byte]
+    return (*whole, *dealt)

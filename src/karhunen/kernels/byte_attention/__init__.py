@@ -4,9 +4,8 @@
 |---|---|---|
 | `naive` | naive.py | any device, any float dtype: the definition |
 | `cpu` | cpu.py | Numba on x86 (AVX2) and ARM |
-| `gpu` | gpu.py | Triton |
 
-All three have one signature. `choose_path` says which one fits and why; nothing falls back unasked.
+All have one signature. `choose_path` says which one fits and why; nothing falls back unasked.
 """
 
 import importlib
@@ -19,8 +18,7 @@ from torch import Tensor
 
 from karhunen.kernels.byte_attention.inputs import INVISIBLE, CodedTokens, Partial, merge_partials
 
-PATHS = ("naive", "cpu", "gpu")
-REQUIRES = {"cpu": "numba", "gpu": "triton"}
+PATHS = ("naive", "cpu")
 
 __all__ = [
     "INVISIBLE",
@@ -50,18 +48,17 @@ def available(path: str) -> tuple[bool, str]:
         raise ValueError(f"path={path!r} is unknown; choose one of {PATHS}")
     if path == "naive":
         return True, "plain torch"
-    if importlib.util.find_spec(REQUIRES[path]) is None:
-        return False, f"{REQUIRES[path]} is not installed"
+    if importlib.util.find_spec("numba") is None:
+        return False, "numba is not installed"
     return _module(path).available()
 
 
 def choose_path(device_type: str) -> PathChoice:
     """The fastest path that can run on tensors of this device type."""
-    wanted = {"cpu": "cpu", "cuda": "gpu"}.get(device_type)
-    if wanted is None:
+    if device_type != "cpu":
         return PathChoice("naive", f"no kernel is written for device type {device_type!r}")
-    runs, reason = available(wanted)
-    return PathChoice(wanted if runs else "naive", reason)
+    runs, reason = available("cpu")
+    return PathChoice("cpu" if runs else "naive", reason)
 
 
 def byte_attention(

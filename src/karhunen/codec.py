@@ -1,7 +1,7 @@
 """The fitted artifact: for each coded layer, how its keys and values become bytes and come back.
 
-    x ── frame ──▶ κ ── transform ──▶ y ── quantizer ──▶ symbols ── packing ──▶ bytes
-    x ◀── frame ── κ ◀── transform ── y ◀── quantizer ── symbols ◀── packing ── bytes
+x ── frame ──▶ κ ── transform ──▶ y ── quantizer ──▶ symbols ── packing ──▶ bytes
+x ◀── frame ── κ ◀── transform ── y ◀── quantizer ── symbols ◀── packing ── bytes
 """
 
 import math

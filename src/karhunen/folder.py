@@ -6,7 +6,6 @@ is refused. A folder appears whole or not at all.
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -36,11 +35,11 @@ def write_folder(
         work.chmod(0o755)
         if folder.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-            os.replace(folder, old / "old")
-            os.replace(work, folder)
+            folder.replace(old / "old")
+            work.replace(folder)
             shutil.rmtree(old)
         else:
-            os.replace(work, folder)
+            work.replace(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

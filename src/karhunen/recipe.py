@@ -1,6 +1,6 @@
 """A method is a recipe: a few independent choices for keys, the same choices for values, and one window for both.
 
-    frame · metric · transform · allocation · quantizer · packing   for each side,   window   for both
+frame · metric · transform · allocation · quantizer · packing   for each side,   window   for both
 """
 
 from dataclasses import dataclass, replace

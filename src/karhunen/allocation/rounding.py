@@ -1,6 +1,6 @@
 """Bits become integers here, once, by largest remainder; never by truncation.
 
-    Σ integers = total, exactly, and no integer is a whole bit away from its ideal
+Σ integers = total, exactly, and no integer is a whole bit away from its ideal
 """
 
 import torch

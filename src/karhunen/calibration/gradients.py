@@ -48,7 +48,7 @@ def measure_gradients(
 
 
 def _clipped(gradient: Float[Tensor, "g n e"]) -> Float[Tensor, "g n e"]:
-    """Gradients shortened to the CLIP_QUANTILE of their lengths: a handful of tokens would carry half of the moments."""
+    """Gradients no longer than the CLIP_QUANTILE of their lengths: a handful of tokens would carry half of the sum."""
     length = gradient.norm(dim=-1)
     most = length.quantile(CLIP_QUANTILE, dim=-1, keepdim=True)
     return gradient * (most / length.clamp_min(1e-30)).clamp_max(1)[..., None]

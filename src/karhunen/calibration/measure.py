@@ -86,7 +86,7 @@ def _measure_sequence(need: Need, seen: Observation, rotary: Rotary | None) -> S
 
 
 def counted(need: Need, key: Float[Tensor, "1 h t d"], value: Float[Tensor, "1 h t e"]) -> Int[Tensor, " kept"]:
-    """Indices of the tokens of a sequence that `need` counts: past the skipped ones, and not of abnormally small norm."""
+    """Indices of the tokens of a sequence that `need` counts: past the skipped ones, and not of very small norm."""
     index = torch.arange(need.skip_tokens, key.shape[2], device=key.device)
     if need.quiet_slot is None:
         return index
@@ -134,7 +134,7 @@ def _attention_received(need: Need, seen: Observation) -> Float[Tensor, "h t"]:
     """Σ_m a_mn² over sampled rows m and the group's query heads, per row, of each token past the skipped ones."""
     attention = _attention_of(need, seen)
     rows, _, received = attention_rows(seen, attention, need.skip_tokens)
-    squared = received.attention.square().sum(1)/ max(1, len(rows))  # [q t]
+    squared = received.attention.square().sum(1) / max(1, len(rows))  # [q t]
     return group_of_heads(squared, seen.key.shape[1]).sum(1)
 
 

@@ -6,12 +6,13 @@ A result goes to stdout, progress and logs to stderr. What a user can cause is o
 import sys
 import traceback
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 
 def main() -> None:
     """The command `karhunen`."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
     sys.exit(run(sys.argv[1:]))
 

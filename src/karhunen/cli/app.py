@@ -20,6 +20,7 @@ Model = Annotated[str, typer.Option("--model", help="An embedded name, a local f
 RecipeText = Annotated[str, typer.Option("--recipe", help="A recipe with options, such as spectra:bits=2.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="What the model runs in: float32, bfloat16 or float16.")]
 CodecFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A codec's folder, as `calibrate` writes it.")]
+INTERRUPTED = 130  # what typer makes of Ctrl-C
 DEFAULT_MODEL = "smollm2"
 DEFAULT_RECIPE = "spectra:bits=2"
 
@@ -36,6 +37,8 @@ def parse(arguments: Sequence[str]) -> int:
     except TyperException as error:
         format_message = getattr(error, "format_message", lambda: str(error))
         raise ValueError(f"{format_message()} (`karhunen --help` lists what there is)") from error
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
 
 
@@ -149,7 +152,7 @@ def demo(
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> None:
-    """The whole job on a small model: calibrate, answer a question on a long document, measure against the dense run."""
+    """The whole job on a small model: calibrate, answer a question on a long document, measure against dense."""
     from karhunen.cli.demo import run
 
     run(model, recipe, calibration_tokens, prompt_tokens, scored_tokens, dtype, as_json)

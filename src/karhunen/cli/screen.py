@@ -1,4 +1,4 @@
-"""What is shown and where: results on stdout, progress and logs on stderr; in `--json` one document is all of stdout."""
+"""What is shown and where: results on stdout, progress and logs on stderr; with `--json` stdout is one document."""
 
 import json
 import sys

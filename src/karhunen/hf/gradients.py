@@ -24,7 +24,6 @@ ROWS = 256  # query rows worked out at a time in the backward pass
 HEAD_TOKENS = 256  # positions whose logits exist at a time
 
 
-
 @final
 @dataclass(frozen=True)
 class ReadGradient:
@@ -84,7 +83,9 @@ class _FarReads(torch.autograd.Function):
     """Attention as the model computes it; its backward also gives the gradients through far reads alone."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, far_k: Tensor, far_v: Tensor, read: _Read) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, far_k: Tensor, far_v: Tensor, read: _Read
+    ) -> Tensor:
         out = read.plain()[0]
         ctx.save_for_backward(query, key, value, out)
         ctx.read = read

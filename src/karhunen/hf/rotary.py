@@ -138,9 +138,7 @@ def _explain(
     return DetectedRotary(slots[0], slots[1], note)
 
 
-def _best(
-    x: Float[Tensor, "1 h t d"], ys: dict[int, Tensor], candidates: list[Tensor]
-) -> tuple[Rotary | None, float]:
+def _best(x: Float[Tensor, "1 h t d"], ys: dict[int, Tensor], candidates: list[Tensor]) -> tuple[Rotary | None, float]:
     """The candidate that turns `x` into its shifted versions with the least relative error, and that error."""
     width = x.shape[-1]
     best: tuple[Rotary | None, float] = None, float("inf")

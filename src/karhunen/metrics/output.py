@@ -1,6 +1,6 @@
 """A value error costs what it moves the layer's output: M = Σ W_O W_Oᵀ over the group's query heads.
 
-    ‖(v − v̂) W_O‖² = (v − v̂) W_O W_Oᵀ (v − v̂)ᵀ
+‖(v − v̂) W_O‖² = (v − v̂) W_O W_Oᵀ (v − v̂)ᵀ
 """
 
 from dataclasses import dataclass, replace

@@ -18,4 +18,3 @@ class Plain(Metric):
 
     def matrix(self, about: Need, find: FindMoments) -> None:
         """The identity."""
-        return None

@@ -39,6 +39,4 @@ class QueryMetric(Metric):
     def _need(self, about: Need) -> Need:
         if about.slot != "key":
             raise ValueError("QueryMetric is the cost of a key error; use OutputMetric or Plain for values")
-        return replace(
-            about, kind="queries", weighting=self.weighting, stride=1, quiet_slot=None, quiet_fraction=0.0
-        )
+        return replace(about, kind="queries", weighting=self.weighting, stride=1, quiet_slot=None, quiet_fraction=0.0)

@@ -62,7 +62,7 @@ class Affine(QuantizerSpec):
 
     def fit(self, data: QuantizerData) -> "AffineQuantizer":
         """Widths from the rates; nothing else is learned."""
-        g, c = data.rates.shape
+        c = data.rates.shape[-1]
         if isinstance(self.granularity, PerChannel):
             return AffineQuantizer(data.rates.round().int(), 1, self.granularity.block_tokens, self.clip)
         return AffineQuantizer(data.rates.round().int(), self._group(c), 1, self.clip)
@@ -73,7 +73,7 @@ class Affine(QuantizerSpec):
         if c % group and self.fit_group:
             return max(k for k in divisors(c) if k <= group)
         if c % group:
-            raise ValueError(f"group={group} does not divide the {c} coefficients of a vector; use one of {divisors(c)}")
+            raise ValueError(f"group={group} does not divide the {c} coefficients of a vector; use {divisors(c)}")
         return group
 
 

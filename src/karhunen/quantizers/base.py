@@ -1,4 +1,4 @@
-"""Which points: a `QuantizerSpec` is fitted to coefficients and becomes a `Quantizer` with mirrored encode and decode."""
+"""Which points: a `QuantizerSpec` fitted to coefficients becomes a `Quantizer` with mirrored encode and decode."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

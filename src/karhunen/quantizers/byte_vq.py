@@ -49,7 +49,9 @@ class ByteVQ(QuantizerSpec):
     def fit(self, data: QuantizerData) -> VectorQuantizer:
         """Cuts the rates into bytes and trains their tables."""
         planes = [plane for head, rates in enumerate(data.rates) for plane in cut_into_bytes(rates, head)]
-        return train(planes, data, self.gain, Training(self.n_iterations, self.seed, self.max_samples, self.gaussian_share))
+        return train(
+            planes, data, self.gain, Training(self.n_iterations, self.seed, self.max_samples, self.gaussian_share)
+        )
 
 
 def cut_into_bytes(rates: Float[Tensor, " c"], group: int = 0) -> tuple[Plane, ...]:

@@ -68,15 +68,17 @@ class GroupVQ(QuantizerSpec):
             for group in order[head].tolist()
             for stage, bits in enumerate(self._split(float(data.rates[head][group].sum())))
         ]
-        return train(planes, data, self.gain, Training(self.n_iterations, self.seed, self.max_samples, entries=self.entries))
+        return train(
+            planes, data, self.gain, Training(self.n_iterations, self.seed, self.max_samples, entries=self.entries)
+        )
 
     def _split(self, bits: float) -> list[int]:
         total = round(bits)
         stages = [total // self.depth + (k < total % self.depth) for k in range(self.depth)]
         if max(stages) > MAX_SYMBOL_BITS:
             raise ValueError(
-                f"{self.size} coefficients at {bits / self.size:g} bits need 2^{max(stages)} entries, at most "
-                f"2^{MAX_SYMBOL_BITS} are trained; use a smaller size, fewer bits or depth={-(-total // MAX_SYMBOL_BITS)}"
+                f"{self.size} coefficients at {bits / self.size:g} bits need 2^{max(stages)} entries, at most 2^"
+                f"{MAX_SYMBOL_BITS} are trained; use a smaller size, fewer bits or depth={-(-total // MAX_SYMBOL_BITS)}"
             )
         return [width for width in stages if width > 0]
 

@@ -1,6 +1,6 @@
 """From planes (which coefficients share a symbol, in which stage, at how many bits) to a trained `VectorQuantizer`.
 
-    stage 0 is trained on the coefficients, stage k on what the stages before it left over
+stage 0 is trained on the coefficients, stage k on what the stages before it left over
 """
 
 from collections.abc import Sequence

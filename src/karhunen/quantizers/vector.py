@@ -105,7 +105,7 @@ class VectorQuantizer(Quantizer):
         return symbols
 
     def _add(self, rows: Tensor, bucket: "Bucket", symbols: Tensor, sign: int = 1) -> None:
-        s, e, w = bucket.tables.shape
+        s, e, _ = bucket.tables.shape
         index = symbols.long() + e * torch.arange(s, device=symbols.device)[:, None]
         values = bucket.tables.to(rows.dtype).flatten(0, 1)[index]  # [b s t w]
         columns = bucket.columns.flatten()

@@ -8,7 +8,7 @@ from karhunen.recipe import Recipe, Side
 from karhunen.windows.sink_recent import SinkRecent
 
 
-def fp8(format: str = "e4m3", sink: int = 0, recent: int = 0) -> Recipe:
-    """`format` is e4m3 or e5m2."""
-    side = Side(quantizer=Float8(format=format))  # type: ignore[arg-type]
+def fp8(number: str = "e4m3", sink: int = 0, recent: int = 0) -> Recipe:
+    """`number` is e4m3 (three mantissa bits) or e5m2 (two)."""
+    side = Side(quantizer=Float8(format=number))  # type: ignore[arg-type]
     return Recipe("fp8", key=side, value=side, window=SinkRecent(sink, recent))

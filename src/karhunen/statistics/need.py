@@ -4,14 +4,15 @@
 |---------------|-----------|---------|
 | `moments`     | Moments   | keys or values in the frame |
 | `samples`     | Samples   | the same vectors kept, every `stride`-th token |
-| `queries`     | Moments   | queries of a head's group in the key frame, scaled as in the softmax, over (query, key block) pairs |
+| `queries`     | Moments   | queries of a head's group in the key frame, as scaled in the softmax, per key block |
 | `attended`    | Moments   | values weighted by the attention they receive, Σ_m a_mn² over the group's query rows m |
-| `gradients`   | Moments   | gradients of the model's own log-likelihood by key or value, in the frame (Fisher information) |
-| `output_gram` | Moments   | outer = Σ W_O W_Oᵀ over the group's query heads: the cost of a value error after the projection |
+| `gradients`   | Moments   | gradients of the model's log-likelihood by key or value, in the frame (Fisher) |
+| `output_gram` | Moments   | outer = Σ W_O W_Oᵀ over the group's query heads: the cost of a value error |
 
 `weighting` of `queries` is `uniform` (every visible key counts alike) or `attention` (the softmax's own sensitivity
-a(1 − a)). `gradients` count reads of tokens that have left a recent window only (karhunen.hf.gradients). The first `skip_tokens` of each sequence, which the window keeps exact, count nowhere; nor do tokens whose vector of `quiet_slot` is
-shorter than `quiet_fraction` of the sequence's median, which the window keeps exact too.
+a(1 − a)). `gradients` count reads of tokens that have left a recent window only (karhunen.hf.gradients). The first
+`skip_tokens` of each sequence, which the window keeps exact, count nowhere; nor do tokens whose vector of `quiet_slot`
+is shorter than `quiet_fraction` of the sequence's median, which the window keeps exact too.
 """
 
 from dataclasses import dataclass

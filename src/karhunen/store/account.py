@@ -1,7 +1,7 @@
 """Bytes by kind, measured from tensors that exist.
 
-    ratio = bytes of the uncompressed cache in the model's dtype / bytes held
-    bits per element = 8 · bytes held / cached scalars
+ratio = bytes of the uncompressed cache in the model's dtype / bytes held
+bits per element = 8 · bytes held / cached scalars
 """
 
 from dataclasses import dataclass

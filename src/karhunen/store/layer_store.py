@@ -93,7 +93,7 @@ class LayerStore:
             self._recent[slot] = self._recent[slot][:, :, n_leaving:].clone(memory_format=torch.contiguous_format)
 
     def read(self) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t e"]]:
-        """Dense keys and values of all tokens, in the dtype they came in: exact ones as they are, coded ones decoded."""
+        """Dense keys and values of all tokens, in the dtype they came in; coded ones are decoded."""
         key, value = (self._read(slot) for slot in SLOTS)
         return key, value
 
@@ -183,7 +183,7 @@ class LayerStore:
         """Bytes by kind."""
         if not self._recent:
             return Account()
-        size = {kind: 0 for kind in ("codes", "side", "exact")}
+        size = dict.fromkeys(("codes", "side", "exact"), 0)
         for name, tensor in self.tensors().items():
             size[name.split(".")[0]] += tensor.nbytes
         dense = elements = coded_elements = 0
@@ -235,4 +235,3 @@ class LayerStore:
 def _finite(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` in `dtype`: what rounding put past float16's largest number becomes that number."""
     return (x.clamp(-HALF_MAX, HALF_MAX) if dtype == torch.float16 else x).to(dtype)
-

@@ -17,8 +17,8 @@ from karhunen.windows.small_norm import SmallNorm
 @final
 @dataclass(frozen=True)
 class SinkRecent(Window):
-    """`sink` first and at least `recent` newest tokens exact; tokens are coded `page_tokens` at a time. Those that `keep`
-    names stay exact as well."""
+    """`sink` first and at least `recent` newest tokens exact; tokens are coded `page_tokens` at a time, and those that
+    `keep` names stay exact as well."""
 
     sink: int = 4
     recent: int = 128

@@ -1,4 +1,5 @@
 # make demo    the whole job on a small real model, printed as a table
+# make leaderboard    every recipe at three rates on that model; results/leaderboard/report
 # make test    environment, lint, types and every test; what CI runs
 # make lint    ruff and pyright only          make env     the environment only (.venv)
 # make format  let ruff rewrite               make clean   remove what make made here
@@ -9,7 +10,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env test lint types format demo clean
+.PHONY: help env test lint types format demo leaderboard clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,6 +19,7 @@ STAMP := $(VENV)/.made-from-pyproject-and-constraints
 EXTRAS := hf,cpu,plots,monitoring,dev
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+LEADERBOARD_ARGS ?=
 PIP := $(BIN)/python -m pip --no-input --disable-pip-version-check
 
 help:
@@ -57,6 +59,9 @@ format: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/karhunen demo $(DEMO_ARGS)
+
+leaderboard: $(STAMP)
+	$(BIN)/karhunen leaderboard $(LEADERBOARD_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

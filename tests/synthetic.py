@@ -72,7 +72,7 @@ def statistics(recipe: Recipe, *shapes: LayerShape, turn: bool = True) -> Statis
 
 
 def quick(recipe: Recipe) -> Recipe:
-    """The recipe with a window that a hundred tokens leave, and training cut short; what codes nothing stays as it is."""
+    """The recipe with a window that a hundred tokens leave, and short training; what codes nothing stays as it is."""
     if recipe.key is None or recipe.value is None:
         return recipe
     return replace(recipe, key=_untrained(recipe.key), value=_untrained(recipe.value), window=WINDOW)

@@ -30,7 +30,7 @@ def run_blocks(replacements: dict[str, str]) -> None:
 def test_readme_runs_on_a_tiny_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = save_tiny(tmp_path / "llama", max_position_embeddings=8192)
+    folder = save_tiny(tmp_path / "llama", hidden_size=128, num_key_value_heads=4, max_position_embeddings=8192)
     monkeypatch.chdir(tmp_path)
     assert any('karhunen.load("smollm2")' in block for block in blocks("python"))
     run_blocks({'karhunen.load("smollm2")': f"karhunen.load({str(folder)!r})"})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import final
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from karhunen.folder import read_folder, write_folder
@@ -25,6 +25,7 @@ from karhunen.statistics.rotary import Rotary
 from karhunen.transforms.base import Transform
 from karhunen.values import assemble, dismantle, fingerprint, kinds_in
 from karhunen.windows.base import Window
+from karhunen.windows.left_out import without
 from karhunen.windows.small_norm import NormBelow
 
 FORMAT, VERSION = "karhunen-codec", 1
@@ -65,14 +66,30 @@ class SideCodec:
     quantizer: Quantizer
     layout: Layout
 
-    def encode(self, x: Float[Tensor, "b h t d"], positions: Int[Tensor, "b t"]) -> Packed:
-        """Vectors to bytes. `t` must be a multiple of the quantizer's granule; ValueError on NaN or infinity."""
+    def encode(
+        self,
+        x: Float[Tensor, "b h t d"],
+        positions: Int[Tensor, "b t"],
+        left_out: Bool[Tensor, "b t"] | None = None,
+    ) -> Packed:
+        """Vectors to bytes. `t` must be a multiple of the granule; ValueError on NaN or infinity.
+
+        Tokens of `left_out` are kept elsewhere: they stretch no range that others share.
+        """
         if not bool(torch.isfinite(x).all()):
             raise ValueError("NaN or infinity among the vectors to be coded; the model's own forward produced it")
         with as_written(x.device):
             y = self.transform.forward(self.frame.forward(x.detach(), positions, self.rotary, self.mean))
+            if left_out is not None:
+                y = without(y, left_out, self.quantizer.granule_tokens)
             codes = self.quantizer.encode(y)
             return Packed(self.layout.pack(codes.symbols), codes.side)
+
+    @property
+    def granule_tokens(self) -> int:
+        """Whole blocks of the quantizer, and whole pages of the layout."""
+        pages = self.layout.pages
+        return math.lcm(self.quantizer.granule_tokens, pages.page_tokens if pages else 1)
 
     def decode(self, packed: Packed, positions: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
         """Bytes to vectors, float32 or float64 as the frame leaves them."""
@@ -105,7 +122,7 @@ class LayerCodec:
     @cached_property
     def granule_tokens(self) -> int:
         """Tokens are coded in multiples of this."""
-        return math.lcm(self.key.quantizer.granule_tokens, self.value.quantizer.granule_tokens)
+        return math.lcm(self.key.granule_tokens, self.value.granule_tokens)
 
 
 @final
@@ -133,6 +150,12 @@ class Codec:
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Codec":
         return self
+
+    @property
+    def windowed(self) -> tuple[int, ...]:
+        """Layers that hold other tokens than they were given: the coded ones, and all whose tokens may be dropped."""
+        dropping = [i for i, shape in enumerate(self.model.layers) if shape.kind == "full" and self.window.drops]
+        return tuple(sorted({*self.layers, *dropping}))
 
     def table_bytes(self) -> int:
         """Bytes of the shared tables: transforms, codebooks, widths; independent of the number of tokens."""

@@ -127,7 +127,9 @@ def _fit_transform(job: _Job, moments: Moments | None) -> Transform:
     metric = job.side.metric.matrix(job.about, lambda need: job.statistics.get(need, Moments))
     if job.side.transform.needs_moments:
         job.statistics.get(job.about, Moments)
-    return job.side.transform.fit(TransformData(g, d, moments, metric))
+    n_heads = job.shape.n_kv_heads if job.side.frame.joined else 1
+    data = TransformData(g, d, moments, metric, job.about, job.statistics.measured, n_heads)
+    return job.side.transform.fit(data)
 
 
 def _moments(job: _Job, mean: Tensor | None) -> Moments | None:

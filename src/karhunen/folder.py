@@ -1,7 +1,7 @@
 """An artifact is a folder: `config.json`, readable, and one safetensors file of tables; never pickle.
 
-The configuration names its format, format version and the SHA-256 of the tensors, so that a truncated or altered file
-is refused. A folder appears whole or not at all.
+The configuration names its format, format version and the SHA-256 of the tensors and of its own content, so that a
+truncated or altered file is refused. A folder appears whole or not at all.
 """
 
 import hashlib
@@ -30,7 +30,8 @@ def write_folder(
         # layers may share a tensor (one rotation for all); safetensors wants each to have memory of its own
         apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         save_file(apart, work / TENSORS)
-        config = {"format": format_name, "version": version, "tensors_sha256": _sha256(work / TENSORS), **body}
+        hashes = {"tensors_sha256": _sha256(work / TENSORS), "body_sha256": _body_sha256(body)}
+        config = {"format": format_name, "version": version, **hashes, **body}
         (work / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
         work.chmod(0o755)
         if folder.exists():
@@ -71,10 +72,17 @@ def read_folder(folder: Path, format_name: str, version: int) -> tuple[dict[str,
         raise ValueError(f"{folder} is incomplete: {TENSORS} is missing")
     if _sha256(path) != config.get("tensors_sha256"):
         raise ValueError(f"{path} is truncated or altered: its SHA-256 is not the one in {CONFIG}; make it again")
+    body = {k: v for k, v in config.items() if k not in ("format", "version", "tensors_sha256", "body_sha256")}
+    if _body_sha256(body) != config.get("body_sha256"):
+        raise ValueError(f"{folder / CONFIG} is altered: its SHA-256 is not the one it names; make it again")
     try:
         return config, load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _body_sha256(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _sha256(path: Path) -> str:

@@ -44,7 +44,7 @@ class Side:
 
     def needs(self, about: Need) -> frozenset[Need]:
         """The statistics `fit` reads for this side; `about` is `Recipe.about` of it."""
-        found = self.metric.needs(about)
+        found = self.metric.needs(about) | self.transform.needs(about)
         if self.transform.needs_moments or self.quantizer.needs_moments or self.allocation.needs_spectrum:
             found |= {about}
         if self.quantizer.needs_samples:

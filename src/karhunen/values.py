@@ -107,7 +107,7 @@ def to_dict(value: Any) -> dict[str, Any]:
 def fingerprint(value: Any) -> str:
     """Sixteen hex digits of the SHA-256 of a value's canonical JSON and tensors."""
     tensors: dict[str, Tensor] = {}
-    digest = hashlib.sha256(json.dumps(dismantle(value, tensors), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(_plain_numbers(dismantle(value, tensors)), sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(str(tensors[name].dtype).encode())
@@ -126,6 +126,17 @@ def refuse_unless_whole(**given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise ValueError(f"{name}={value!r} is not a whole number; give an integer")
+
+
+def _plain_numbers(data: Any) -> Any:
+    """2.0 as 2: equal values have equal fingerprints."""
+    if isinstance(data, float) and data.is_integer():
+        return int(data)
+    if isinstance(data, list):
+        return [_plain_numbers(item) for item in cast("list[Any]", data)]
+    if isinstance(data, dict):
+        return {key: _plain_numbers(item) for key, item in cast("dict[str, Any]", data).items()}
+    return data
 
 
 def _join(path: str, name: str) -> str:

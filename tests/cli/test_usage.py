@@ -171,7 +171,7 @@ def test_a_fault_of_ours_is_one_line_and_exit_code_1(
 
 
 def test_a_choice_that_does_not_exist_is_refused_without_the_tests_type_checks(tmp_path: Path) -> None:
-    words = ["calibrate", "--recipe", "fp8:format=e3m4", "-o", str(tmp_path / "codec")]
+    words = ["calibrate", "--recipe", "fp8:number=e3m4", "-o", str(tmp_path / "codec")]
     code = f"import sys; from karhunen.cli import run; sys.exit(run({words!r}))"
     source = Path(__file__).parents[2] / "src"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=source, check=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.synthetic import seeded, vectors
 from torch import Tensor
 
 from karhunen.allocation.base import Allocation, RateCost
@@ -30,7 +31,6 @@ from karhunen.transforms.rotations import Hadamard
 from karhunen.values import assemble, fingerprint, to_dict
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
-from tests.synthetic import seeded, vectors
 
 EXAMPLES: dict[str, Any] = {
     "ChainSpec": ChainSpec((Hadamard(), KLT())),
@@ -139,7 +139,10 @@ def test_time_is_the_last_axis_of_all_that_is_stored(name: str) -> None:
         assert 128 % tensor.shape[-1] == 0
 
 
-@pytest.mark.parametrize("name", QUANTIZERS)
+UNBIASED = {"ResidualSign"}  # its reconstruction is right on average, and further away than a nearest point
+
+
+@pytest.mark.parametrize("name", sorted(QUANTIZERS.keys() - UNBIASED))
 def test_decoding_what_was_decoded_changes_little(name: str) -> None:
     """A reconstruction is nearer to a code point than what it was made of."""
     made_of, x = quantizer(name), coefficients(t=64, seed=5)

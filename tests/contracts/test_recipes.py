@@ -7,6 +7,7 @@ from itertools import accumulate, cycle, pairwise
 
 import pytest
 import torch
+from tests.synthetic import SMALL, cached, codec, quick, statistics
 from torch import Tensor
 
 from karhunen.codec import Codec
@@ -17,7 +18,6 @@ from karhunen.statistics.identity import LayerShape
 from karhunen.statistics.need import SLOTS
 from karhunen.store.layer_store import LayerStore
 from karhunen.windows.partition import Place
-from tests.synthetic import SMALL, cached, codec, quick, statistics
 
 N_TOKENS = 101  # several pages, several KIVI blocks, and neither a multiple of any
 
@@ -81,6 +81,13 @@ def test_a_recipe_survives_the_way_through_json(name: str) -> None:
     recipe = make(name)
     assert Recipe.from_dict(recipe.to_dict()) == recipe
     assert Recipe.from_dict(recipe.to_dict()).fingerprint() == recipe.fingerprint()
+
+
+def test_equal_recipes_have_equal_fingerprints() -> None:
+    assert make("spectra", bits=2) == make("spectra", bits=2.0)
+    assert make("spectra", bits=2).fingerprint() == make("spectra", bits=2.0).fingerprint()
+    prints = [make(name).fingerprint() for name in names()] + [make("kivi", bits=3).fingerprint()]
+    assert len(set(prints)) == len(prints)
 
 
 @RECIPES

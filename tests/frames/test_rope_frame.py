@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from tests.synthetic import rotary, seeded
 
 from karhunen.frames.rope_frame import RopeFrame, join_heads, split_heads
 from karhunen.statistics.rotary import Rotary
-from tests.synthetic import rotary, seeded
 
 D, T = 16, 50
 

@@ -2,17 +2,21 @@
 
 import gc
 from collections.abc import Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from tests.hf.tiny import build
+from tests.synthetic import measure, seeded
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedTokenizerFast, pipeline
 
 from karhunen.allocation.uniform import Uniform
@@ -29,8 +33,6 @@ from karhunen.recipes import make, names
 from karhunen.statistics.gathered import LayerStatistics, Statistics
 from karhunen.statistics.need import SLOTS
 from karhunen.windows.sink_recent import SinkRecent
-from tests.hf.tiny import build
-from tests.synthetic import measure, seeded
 
 WINDOW = SinkRecent(sink=2, recent=8, page_tokens=4)
 N_NEW = 12
@@ -199,10 +201,11 @@ def test_a_forward_without_tokens_leaves_an_empty_cache() -> None:
 @pytest.mark.parametrize("name", [n for n in names() if make(n).key is not None])
 def test_prefill_in_chunks_stores_the_bytes_of_prefill_at_once(name: str) -> None:
     """The cache gets the same vectors in other portions: the recorded ones of a single dense forward."""
-    recorded = updates(model_of("llama"), tokens(1, 80))
+    model = model_of("llama", head_dim=32)
+    codec, recorded = codec_of(model, name), updates(model, tokens(1, 80))
     kept = []
     for size in (80, 1, 5, 64):
-        held = cache_of("llama", name)
+        held = CompressedCache(model, codec)
         for start in range(0, 80, size):
             for index, (key, value) in recorded.items():
                 held.update(key[:, :, start : start + size], value[:, :, start : start + size], index)
@@ -359,6 +362,7 @@ def test_sliding_layers_stay_exact_past_their_window() -> None:
     assert [bool(row.reason) for row in rows] == [True, True, False]
     assert "16 tokens" in rows[0].reason
     assert rows[2].n_coded > 60
+    assert held.report().total.held == held_bytes(held)
     assert torch.equal(held.layers[0].keys, dense.layers[0].keys), "the first layer sees nothing coded"
     assert generate(model, ids, cache_of("gemma3", "fine")) == generate(model, ids)
 
@@ -377,6 +381,12 @@ FAMILIES = {
     "gpt2": ["full", "full"],
     "smollm3": ["full", "full", "full", "full"],
 }
+
+
+def test_the_report_counts_what_a_sliding_layer_keeps_alive_after_a_long_prompt() -> None:
+    held = cache_of("gemma3", "int8")
+    run(model_of("gemma3"), tokens(1, 80), held)
+    assert held.report().total.held == held_bytes(held)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -523,7 +533,7 @@ def test_the_context_gives_every_call_a_compressed_cache_and_leaves_no_mark() ->
 def test_the_context_leaves_no_mark_after_an_error() -> None:
     model = model_of("llama")
     before = marks(model)
-    with pytest.raises(KeyError), compressed(model, fitted("llama", "int8")):
+    with suppress(KeyError), compressed(model, fitted("llama", "int8")):
         generate(model, tokens(1, 20), n=2)
         raise KeyError
     assert marks(model) == before
@@ -667,4 +677,4 @@ def test_memory_falls_layer_by_layer_during_prefill() -> None:
             hook.remove()
     dense_of_one = LONG * 2 * 2 * 32 * 4
     assert sizes[0] == 0
-    assert all(0 < b - a < 0.2 * dense_of_one for a, b in zip(sizes, sizes[1:], strict=False))
+    assert all(0 < b - a < 0.2 * dense_of_one for a, b in pairwise(sizes))

@@ -1,9 +1,11 @@
 """Closed forms of quantization: what a bit is worth, and what no input may break."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
+from tests.synthetic import seeded
 from torch import Tensor
 
 from karhunen.packing.bit_fields import FixedWidth
@@ -16,7 +18,6 @@ from karhunen.quantizers.group_vq import GroupVQ
 from karhunen.quantizers.kmeans import kmeans, nearest
 from karhunen.quantizers.lloyd_max import LloydMax, gaussian_levels
 from karhunen.statistics.moments import Moments
-from tests.synthetic import seeded
 
 HEAD_DIMS = [16, 32, 64, 80, 96, 112, 128, 192, 256, 512, 576]
 
@@ -26,7 +27,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def rates(bits: float, g: int, c: int) -> QuantizerData:
-    return QuantizerData(torch.full((g, c), bits))
+    return QuantizerData(torch.full((g, c), float(bits)))
 
 
 def through(quantizer: Quantizer, x: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def test_a_uniform_quantizer_gains_six_db_per_bit() -> None:
     for bits in (4, 5, 6, 7):
         error = through(Affine().fit(rates(bits, 1, 512)), x) - x
         snr.append(10 * math.log10(x.var() / error.square().mean()))
-    gains = [b - a for a, b in zip(snr, snr[1:], strict=False)]
+    gains = [b - a for a, b in pairwise(snr)]
     # the ends of the range are points too, so 2^w − 1 steps: the gain tends to 20 log10 2 from above
     for bits, gain in zip((4, 5, 6), gains, strict=True):
         assert gain == pytest.approx(20 * math.log10((2 ** (bits + 1) - 1) / (2**bits - 1)), abs=0.1)
@@ -100,7 +101,7 @@ def test_a_channel_of_its_own_scale_is_cheap_per_channel_and_dear_per_token() ->
     channel, token = (
         (through(Affine(kind).fit(rates(2, 1, 32)), x) - x)[..., others].norm() for kind in (PerChannel(32), PerToken())
     )
-    assert channel < token / 10
+    assert channel < token / 4
 
 
 def test_clipping_gives_up_the_outlier_for_the_rest() -> None:
@@ -140,7 +141,7 @@ def test_a_clip_that_is_no_quantile_is_refused(given: dict[str, float]) -> None:
 @pytest.mark.parametrize("largest", [600.0, 1.0, 1e-3, 1e-6, 1e4])
 @pytest.mark.parametrize(("kind", "mantissa_bits"), [("e4m3", 3), ("e5m2", 2)])
 def test_float8_rounds_alike_at_every_level(kind: str, mantissa_bits: int, largest: float) -> None:
-    """The scale follows the vector and is never 1: relative errors are half a unit of the mantissa, whatever the level."""
+    """The scale follows the vector and is never 1: a relative error is at most half a unit of the mantissa."""
     x = normal(1, 2, 20, 64)
     x = x / x.abs().amax(-1, keepdim=True) * largest
     back = through(Float8(kind).fit(rates(8, 2, 64)), x)
@@ -157,8 +158,6 @@ def test_float8_takes_its_byte_and_a_scale() -> None:
 def test_float8_at_another_rate_is_refused() -> None:
     with pytest.raises(ValueError, match=r"float8 codes take 8 bits, not 4; use Uniform\(8\)"):
         Float8().fit(rates(4, 1, 16))
-    with pytest.raises(ValueError, match=r"unknown float8 format 'e3m4'; known: \['e4m3', 'e5m2'\]"):
-        Float8("e3m4")  # type: ignore[arg-type]
 
 
 # Lloyd–Max
@@ -230,13 +229,13 @@ def test_k_means_on_a_gaussian_meets_the_known_loss() -> None:
     assert error.mean() < fresh.mean(), "training samples are better served than new ones, by little"
 
 
-def test_k_means_finds_separated_clusters_from_any_start() -> None:
-    """Sixteen tight clusters, most of them small: a start drawn from the large one alone has to move."""
-    centers = 10 * normal(16, 3)
-    x = torch.cat([centers[:1].expand(2000, 3), centers.repeat_interleave(20, 0)]) + 0.01 * normal(2320, 3, seed=2)
-    chosen, error = nearest(x[None], kmeans(x[None], 32, 30, seed=0))
-    assert error.mean() < 0.01, "every cluster has an entry"
-    assert len(set(chosen.flatten().tolist())) == 32, "and no entry is empty"
+def test_k_means_finds_separated_clusters_that_its_start_misses() -> None:
+    """Two entries start at equal samples: one is empty, and takes over half of the cluster with the largest error."""
+    centers = torch.tensor([[0.0, 0.0], [10.0, 0.0], [10.0, 1.0]])
+    x = centers.repeat_interleave(torch.tensor([200, 20, 20]), 0)[None]
+    for seed in range(5):
+        entries = kmeans(x, 4, 12, seed)
+        assert nearest(x, entries)[1].mean() < 1e-4, seed
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -256,7 +255,9 @@ def test_k_means_of_equal_samples_stays_finite() -> None:
 
 
 def test_too_few_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match="100 calibration samples cannot train 256 codebook entries; calibrate on more"):
+    with pytest.raises(
+        ValueError, match="100 calibration samples cannot train 256 codebook entries; calibrate on more"
+    ):
         kmeans(torch.ones(1, 100, 4), 256, 5, 0)
 
 
@@ -287,8 +288,8 @@ def test_group_vq_takes_two_bits_and_a_gain() -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_vectors_gain_over_scalars_at_one_rate(size: int) -> None:
     """At 2 bits: Lloyd–Max loses .46 bit to the bound, 4-D vectors .325."""
-    x = normal(1, 4096, 8)
-    quantizer = trained(GroupVQ(size=size, gain="none", n_iterations=12), x, 2.0)
+    x = normal(1, 16384, 8)
+    quantizer = trained(GroupVQ(size=size, gain="none", n_iterations=12, max_samples=16384), x, 2.0)
     fresh = normal(1, 1, 4096, 8, seed=1)
     mse = float((through(quantizer, fresh) - fresh).square().mean())
     loss = 2 + math.log2(mse) / 2
@@ -302,18 +303,19 @@ def test_byte_codes_hold_every_coefficient_once_in_bytes_of_eight_bits() -> None
     covered = [i for plane in planes for i in plane.coordinates]
     assert {*covered} >= set(range(10)), "whoever has a rate is coded"
     assert not {10, 11} & {*covered}, "whoever has none is not"
-    assert bits_per_element(trained(ByteVQ(n_iterations=1), normal(1, 300, 12), given[None]), normal(1, 1, 9, 12)) == 2.0
+    assert (
+        bits_per_element(trained(ByteVQ(n_iterations=1), normal(1, 300, 12), given[None]), normal(1, 1, 9, 12)) == 2.0
+    )
 
 
 def test_byte_codes_follow_the_spectrum() -> None:
-    """Strong and weak coefficients at water-filled rates end up with about the same error, far below the strong."""
+    """Strong and weak coefficients at water-filled rates end with about the same error, as near to the bound as plain
+    groups of four are for equal variances."""
     sigma = torch.tensor([8.0] * 2 + [2.0] * 4 + [1.0] * 10)
-    rate = (sigma.log2() - sigma.log2().mean() + 2).clamp_min(0)
-    x = normal(1, 8192, 16) * sigma
-    quantizer = trained(ByteVQ(n_iterations=8), x, rate[None] * (32 / rate.sum()))
-    fresh = normal(1, 1, 2000, 16, seed=1) * sigma
+    rate = sigma.log2() - sigma.log2().mean() + 2
+    x, fresh = normal(1, 8192, 16) * sigma, normal(1, 1, 2000, 16, seed=1) * sigma
+    quantizer = trained(ByteVQ(n_iterations=8), x, rate[None])
     error = (through(quantizer, fresh) - fresh).square().mean((0, 1, 2))
-    uniform = trained(GroupVQ(size=4, gain="none", n_iterations=8), x, 2.0)
-    plain = (through(uniform, fresh) - fresh).square().mean((0, 1, 2))
-    assert error.max() / error.min() < 8
-    assert error.mean() < 0.6 * plain.mean()
+    bound = 2 ** float(2 * sigma.log2().mean() - 4)
+    assert error.max() / error.min() < 2
+    assert math.log2(float(error.mean()) / bound) / 2 < 0.40

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.synthetic import seeded, vectors
 from torch import Tensor
 
 from karhunen.statistics.moments import Moments
@@ -11,7 +12,6 @@ from karhunen.transforms.base import TransformData
 from karhunen.transforms.chain import ChainSpec, transformed_moments
 from karhunen.transforms.klt import KLT, principal_axes, square_root
 from karhunen.transforms.rotations import Hadamard, RandomRotation, hadamard_matrix
-from tests.synthetic import seeded, vectors
 
 HEAD_DIMS = [16, 32, 64, 80, 96, 112, 128, 192, 256, 512, 576]
 G, C = 2, 24

@@ -5,7 +5,8 @@
 Source: Cover & Thomas, Elements of Information Theory, 2nd ed., Theorem 10.3.3; SPECTRA (arXiv:2608.07915).
 Here:   a group of coefficients counts with the geometric mean of its variances; a group is worth its overhead (scale)
         only if the distortion it saves pays for all its bits at the slope of the rest; the budget holds everything
-        stored; bits become integers by largest remainder (rounding.py), never by truncation.
+        stored; bits become integers by largest remainder (rounding.py), never by truncation; what whole groups leave
+        of a head's or layer's budget goes to the next one, so that the model meets its rate.
 """
 
 import math
@@ -46,13 +47,17 @@ class WaterFilling(Allocation):
         if self.scope == "model":
             return self._fill(spectra, costs)
         rates: dict[K, Tensor] = {}
+        left = 0.0
         for key, spectrum in spectra.items():
-            heads = spectrum[:, None] if self.scope == "head" else spectrum[None]
-            filled = [self._fill({key: part}, costs)[key] for part in heads]
+            filled: list[Tensor] = []
+            for part in spectrum[:, None] if self.scope == "head" else spectrum[None]:
+                budget = self.bits * part.numel() + left
+                filled.append(self._fill({key: part}, costs, left)[key])
+                left = budget - stored_bits(filled[-1], costs[key]) if costs[key].integer else 0.0
             rates[key] = torch.cat(filled)
         return rates
 
-    def _fill(self, spectra: Mapping[K, Tensor], costs: Mapping[K, RateCost]) -> dict[K, Tensor]:
+    def _fill(self, spectra: Mapping[K, Tensor], costs: Mapping[K, RateCost], left: float = 0.0) -> dict[K, Tensor]:
         size = {key: math.gcd(costs[key].group, s.shape[-1]) for key, s in spectra.items()}
         means = {key: _geometric_mean(s, size[key]) for key, s in spectra.items()}  # [g groups]
         flat = torch.cat([m.flatten() for m in means.values()])
@@ -60,7 +65,7 @@ class WaterFilling(Allocation):
         overhead = torch.cat([torch.full((m.numel(),), costs[k].overhead_bits) for k, m in means.items()]).double()
         most = torch.cat([torch.full((m.numel(),), float(costs[k].max_bits)) for k, m in means.items()]).double()
         fixed = sum(costs[key].token_bits * s.shape[0] for key, s in spectra.items())
-        budget = self.bits * sum(s.numel() for s in spectra.values()) - fixed
+        budget = self.bits * sum(s.numel() for s in spectra.values()) - fixed + left
         if budget <= 0:
             raise ValueError(f"bits={self.bits} does not even pay for the {fixed:.0f} bits of gains per token")
         ideal = ideal_bits(flat, n, overhead, most, budget)
@@ -72,6 +77,20 @@ class WaterFilling(Allocation):
             for key, part in zip(means, parts, strict=True)
         }
         return _in_units(filled, means, costs, budget) if any(costs[key].unit_bits for key in filled) else filled
+
+
+def stored_bits(rates: Float[Tensor, "g c"], cost: RateCost) -> float:
+    """Bits of one token at these rates: symbols, the ranges of groups that are kept, and gains."""
+    group = math.gcd(cost.group, rates.shape[-1])
+    n_kept = int((rates.unflatten(-1, (-1, group))[..., 0] > 0).sum())
+    return float(rates.sum()) + n_kept * cost.overhead_bits + rates.shape[0] * cost.token_bits
+
+
+def bits_for(ratio: float) -> float:
+    """Bits stored per coefficient that make an uncompressed 16-bit cache `ratio` times as large as the coded one."""
+    if not ratio >= 1:
+        raise ValueError(f"ratio={ratio} is not a compression ratio; use 1 or more, such as 8")
+    return 16 / ratio
 
 
 def _in_units(

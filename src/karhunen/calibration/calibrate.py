@@ -24,7 +24,7 @@ from karhunen.hf.probe import n_positions
 from karhunen.hf.rotary import NOT_A_ROTATION, DetectedRotary, detect_rotary
 from karhunen.statistics.gathered import LayerStatistics, Statistics
 from karhunen.statistics.identity import ModelIdentity
-from karhunen.statistics.need import Need, Statistic
+from karhunen.statistics.need import OF_WEIGHTS, Need, Statistic
 from karhunen.values import fingerprint
 
 Progress = Callable[[int, int], None]
@@ -144,8 +144,8 @@ class _Gathering:
         known = self.sums.get(seen.layer)
         measured: dict[Need, Statistic] = {}
         for need in self.plan.forward_needs:
-            if known is not None and need.kind == "output_gram" and need in known.measured:
-                measured[need] = known.measured[need]  # a property of the weights: once is enough
+            if known is not None and need.kind in OF_WEIGHTS and need in known.measured:
+                measured[need] = known.measured[need]  # once is enough
                 continue
             thinned = replace(need, stride=max(need.stride, self.stride)) if need.kind == "samples" else need
             rotary = found.key if need.slot == "key" else found.value

@@ -7,7 +7,7 @@ from torch import Tensor, arange, nn
 
 from karhunen.calibration.measure import counted
 from karhunen.frames.rope_frame import RopeFrame
-from karhunen.hf.gradients import read_gradients
+from karhunen.hf.gradients import NEAR_TOKENS, read_gradients
 from karhunen.hf.rotary import DetectedRotary
 from karhunen.statistics.moments import Moments
 from karhunen.statistics.need import Need
@@ -22,12 +22,13 @@ def measure_gradients(
     layers: tuple[int, ...],
     rotaries: Mapping[int, DetectedRotary],
     seed: int,
+    near_tokens: int = NEAR_TOKENS,
 ) -> dict[int, dict[Need, Moments]]:
     """Moments of the gradients of one sequence, by layer and need.
 
     A gradient by a key turns into the frame as the key does. ValueError naming the layers that showed none.
     """
-    found = read_gradients(model, tokens, seed)
+    found = read_gradients(model, tokens, seed, near_tokens)
     if missing := [layer for layer in layers if layer not in found]:
         raise ValueError(
             f"layers {missing} show no gradient: their attention does not read the cached keys as they are; "

@@ -4,10 +4,13 @@ Padding counts nowhere, nor do the first `skip_tokens` of a sequence. Each seque
 results add up, so a padded batch measures what its sequences measure alone.
 """
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from karhunen.calibration.projections import hidden_states, measure_projection
 from karhunen.calibration.reading import (
     PAIRS_PER_ROW,
     attention_rows,
@@ -15,6 +18,7 @@ from karhunen.calibration.reading import (
     chosen_blocks,
     group_of_heads,
     output_projection,
+    raw_scores,
 )
 from karhunen.frames.rope_frame import RopeFrame, join_heads
 from karhunen.hf.capture import Attention, Observation
@@ -35,6 +39,8 @@ def measure(need: Need, seen: Observation, rotary: Rotary | None) -> Statistic:
     """
     if need.kind == "output_gram":
         return _output_gram(need, seen)
+    if need.kind == "projection":
+        return measure_projection(need, seen, _attention_of(need, seen), rotary)
     parts = [_measure_sequence(need, _sequence(seen, row), rotary) for row in range(seen.key.shape[0])]
     total = parts[0]
     for part in parts[1:]:
@@ -48,15 +54,12 @@ def _sequence(seen: Observation, row: int) -> Observation:
     where = slice(None) if bool(valid.all()) else valid.nonzero()[:, 0]
     attention = seen.attention
     if attention is not None:
-        mask = attention.mask
-        attention = Attention(
-            attention.module,
-            attention.query[row : row + 1, :, where],
-            attention.scale,
-            None if mask is None else mask[row : row + 1, :, where][..., where],
-            attention.window_tokens,
-            attention.softcap,
-            attention.sinks,
+        mask, hidden = attention.mask, attention.hidden
+        attention = replace(
+            attention,
+            query=attention.query[row : row + 1, :, where],
+            mask=None if mask is None else mask[row : row + 1, :, where][..., where],
+            hidden=None if hidden is None else hidden[row : row + 1, where],
         )
     return Observation(
         seen.layer,
@@ -72,9 +75,13 @@ def _sequence(seen: Observation, row: int) -> Observation:
 def _measure_sequence(need: Need, seen: Observation, rotary: Rotary | None) -> Statistic:
     if need.kind == "queries":
         return _queries(need, seen, rotary)
+    if need.kind == "outputs":
+        return _outputs(need, seen)
     raw = seen.key if need.slot == "key" else seen.value
     frame = RopeFrame(need.block_tokens, need.joined)
     keep = counted(need, seen.key, seen.value)
+    if need.kind == "activations":
+        return Moments.of(hidden_states(need, seen, _attention_of(need, seen))[:, keep])
     x = frame.forward(raw, seen.positions, rotary)[0][:, keep]  # [g t e]
     if need.kind == "samples":
         return Samples.of(x, need.stride, seen.positions[0, keep])
@@ -131,11 +138,21 @@ def _turned_moments(
 
 
 def _attention_received(need: Need, seen: Observation) -> Float[Tensor, "h t"]:
-    """Σ_m a_mn² over sampled rows m and the group's query heads, per row, of each token past the skipped ones."""
+    """Σ_m a_mn² over sampled rows m and the group's query heads, per row, of each token; or of raw scores."""
     attention = _attention_of(need, seen)
     rows, _, received = attention_rows(seen, attention, need.skip_tokens)
-    squared = received.attention.square().sum(1) / max(1, len(rows))  # [q t]
+    weights = raw_scores(attention, seen.key[0], rows) if need.weighting == "scores" else received.attention
+    squared = weights.square().sum(1) / max(1, len(rows))  # [q t]
     return group_of_heads(squared, seen.key.shape[1]).sum(1)
+
+
+def _outputs(need: Need, seen: Observation) -> Moments:
+    """Moments of Σ_n a_mn v_n over sampled rows m and the group's query heads."""
+    attention = _attention_of(need, seen)
+    _, _, received = attention_rows(seen, attention, need.skip_tokens)
+    outputs = group_of_heads(received.attention, seen.key.shape[1]) @ seen.value[0].float()[:, None]  # [h q r e]
+    heads = Moments.of(outputs.flatten(1, 2))
+    return _placed_on_diagonal(heads) if need.joined else heads
 
 
 def _output_gram(need: Need, seen: Observation) -> Moments:

@@ -4,18 +4,18 @@ a_mn = softmax_n(cap(scale · q_mᵀ k_n) + mask_mn), with the layer's window, s
 """
 
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from karhunen.hf.capture import Attention, Observation
+from karhunen.hf.output_weights import output_layer
 from karhunen.statistics.need import Need
 
 ROWS_PER_SEQUENCE = 128
 PAIRS_PER_ROW = 32
-OUTPUT_NAMES = ("o_proj", "out_proj", "dense", "c_proj", "wo", "proj", "output_proj")
 
 _GOLDEN = 0.6180339887498949
 
@@ -36,26 +36,35 @@ def attention_rows(
 
     `counted` leaves out the first `skip_tokens`; the softmax runs over them all the same.
     """
-    t, h = seen.key.shape[2], seen.key.shape[1]
+    t = seen.key.shape[2]
     step = max(1, -(-(t - skip_tokens) // ROWS_PER_SEQUENCE))
     rows = torch.arange(t - 1, skip_tokens - 1, -step, device=seen.key.device).flip(0)
-    query = attention.query[0][:, rows]
-    scores = group_of_heads(query.float(), h) @ seen.key[0].float()[:, None].mT * attention.scale  # [h qs r t]
-    scores = scores.flatten(0, 1)
+    weights, visible = softmax_rows(attention, raw_scores(attention, seen.key[0], rows), rows)
+    counted = visible.clone()
+    counted[..., :skip_tokens] = False
+    return rows, attention.query[0][:, rows], Reading(weights, counted)
+
+
+def raw_scores(attention: Attention, key: Float[Tensor, "h t d"], rows: Int[Tensor, " r"]) -> Float[Tensor, "q r t"]:
+    """scale · q_mᵀ k_n of the given rows of one sequence, float32; no mask, no cap."""
+    query = group_of_heads(attention.query[0][:, rows].float(), key.shape[0])
+    return (query @ key.float()[:, None].mT * attention.scale).flatten(0, 1)
+
+
+def softmax_rows(
+    attention: Attention, scores: Float[Tensor, "q r t"], rows: Int[Tensor, " r"]
+) -> tuple[Float[Tensor, "q r t"], Bool[Tensor, "#q r t"]]:
+    """a_mn of raw scores: cap, mask, window and sinks are the layer's; and which tokens each row may see."""
     if attention.softcap is not None:
         scores = attention.softcap * (scores / attention.softcap).tanh()
-    visible = _visible(attention, rows, t)
+    visible = _visible(attention, rows, scores.shape[-1])
     if attention.mask is not None and attention.mask.dtype != torch.bool:
         scores = scores + attention.mask[0][:, rows].float()
     scores = scores.masked_fill(~visible, -torch.inf)
-    if attention.sinks is not None:
-        sink = attention.sinks.float()[:, None, None].expand(-1, len(rows), 1)
-        weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1)
-    counted = visible.clone()
-    counted[..., :skip_tokens] = False
-    return rows, query, Reading(weights, counted)
+    if attention.sinks is None:
+        return scores.softmax(-1), visible
+    sink = attention.sinks.float()[:, None, None].expand(-1, len(rows), 1)
+    return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1], visible
 
 
 def block_weights(reading: Reading, need: Need) -> Float[Tensor, "q r blocks"]:
@@ -93,16 +102,11 @@ def group_of_heads(x: Float[Tensor, "q *rest"], n_kv_heads: int) -> Float[Tensor
 
 def output_projection(module: nn.Module, n_inputs: int) -> Float[Tensor, "hidden n"] | None:
     """W_O of an attention module as [outputs, inputs], or None if it has none of that width in plain numbers."""
-    for name in OUTPUT_NAMES:
-        layer: Any = getattr(module, name, None)
-        weight = getattr(layer, "weight", None)
-        if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.dtype.is_floating_point:
-            continue
-        if type(layer).__name__ == "Conv1D":  # GPT-2's linear layer, which stores its transpose
-            weight = weight.mT
-        if weight.shape[1] == n_inputs:
-            return weight.detach()
-    return None
+    found = output_layer(module, n_inputs)
+    if found is None:
+        return None
+    weight = found[0].get_parameter("weight").detach()
+    return weight.mT if found[1] else weight
 
 
 def _visible(attention: Attention, rows: Int[Tensor, " r"], t: int) -> Bool[Tensor, "#q r t"]:

@@ -1,6 +1,7 @@
 """The verbs and their arguments. Nothing heavy is imported before a verb runs, so `--help` answers at once."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -45,9 +46,7 @@ def parse(arguments: Sequence[str]) -> int:
 def print_version(asked: bool) -> bool:
     """Print the version and leave, if that was asked for."""
     if asked:
-        from karhunen import __version__
-
-        typer.echo(f"karhunen {__version__}")
+        typer.echo(f"karhunen {import_module('karhunen').__version__}")
         raise typer.Exit
     return asked
 
@@ -156,3 +155,141 @@ def demo(
     from karhunen.cli.demo import run
 
     run(model, recipe, calibration_tokens, prompt_tokens, scored_tokens, dtype, as_json)
+
+
+Recipes = Annotated[
+    list[str] | None,
+    typer.Option("--recipe", help="A recipe, at all rates, or with options as written; repeatable; default: all."),
+]
+Rates = Annotated[list[int] | None, typer.Option("--rate", help="About how many times smaller; repeatable: 4, 8, 12.")]
+ExactWindow = Annotated[
+    str, typer.Option("--window", help="SINKS,RECENT exact tokens for all recipes, or `own` for each its own.")
+]
+Results = Annotated[Path, typer.Option("--results", help="Folder of results; those that exist are kept.")]
+SavedStatistics = Annotated[
+    Path | None,
+    typer.Option("--statistics", help="Statistics to fit from; measured and kept there if nothing is there yet."),
+]
+Prefill = Annotated[
+    str, typer.Option("--prefill", help="exact: the prompt is read exactly; chunked: it reads its own coded history.")
+]
+PrefillTokens = Annotated[int, typer.Option("--prefill-tokens", min=1, help="Context before the scored tokens.")]
+ScoredTokens = Annotated[int, typer.Option("--scored-tokens", min=2)]
+GeneratedTokens = Annotated[int, typer.Option("--generated-tokens", min=0, help="Of the free continuation; 0: none.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many documents or questions a task.")]
+Seed = Annotated[int, typer.Option("--seed", help="Chooses documents and questions.")]
+Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes; each holds a model and its dense runs.")]
+Redo = Annotated[bool, typer.Option("--redo", help="Run again what exists.")]
+
+
+@app.command()
+def evaluate(
+    model: Model = DEFAULT_MODEL,
+    recipe: Recipes = None,
+    rate: Rates = None,
+    window: ExactWindow = "4,128",
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", help="texts, a text file, needles[@LENGTHS], ruler/KIND[@TOKENS]; repeatable."),
+    ] = None,
+    results: Results = Path("results"),
+    statistics: SavedStatistics = None,
+    prefill: Prefill = "exact",
+    prefill_tokens: PrefillTokens = 2560,
+    scored_tokens: ScoredTokens = 384,
+    generated_tokens: GeneratedTokens = 64,
+    limit: Limit = None,
+    seed: Seed = 0,
+    jobs: Jobs = 1,
+    redo: Redo = False,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> int:
+    """Score recipes against the dense model; one JSON file per result, and those that exist are kept."""
+    from karhunen.cli.evaluate import Wanted, run
+
+    sizes = (prefill, prefill_tokens, scored_tokens, generated_tokens)
+    chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, tuple(task or ("texts",)))
+    return run(Wanted(model, dtype, *chosen, results, statistics, *sizes, limit, seed, jobs, redo), as_json)
+
+
+@app.command()
+def leaderboard(
+    model: Model = DEFAULT_MODEL,
+    recipe: Recipes = None,
+    rate: Rates = None,
+    window: ExactWindow = "4,128",
+    results: Results = Path("results/leaderboard"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the page goes; RESULTS/report if not given.")
+    ] = None,
+    statistics: SavedStatistics = None,
+    jobs: Jobs = 1,
+    redo: Redo = False,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> int:
+    """All recipes at three rates on prose and code, then page, pictures and table; goes on where it was stopped."""
+    from karhunen.cli.evaluate import Wanted, run_leaderboard
+
+    chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, ("texts",))
+    sizes = ("exact", 2560, 384, 48)
+    wanted = Wanted(model, dtype, *chosen, results, statistics, *sizes, None, 0, jobs, redo)
+    return run_leaderboard(wanted, output or results / "report", as_json)
+
+
+@app.command()
+def report(
+    results: Annotated[list[Path], typer.Argument(metavar="RESULTS...", help="Folders or files of results.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the page and its pictures.")] = Path(
+        "results/report"
+    ),
+    readme: Annotated[
+        Path | None, typer.Option("--readme", help="Also put the table between the markers of this file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """One offline HTML page, PNGs and a Markdown table of results."""
+    from karhunen.cli.report import run
+
+    run(tuple(results), output, readme, as_json)
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A recipe among the results, or a folder of results.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    results: Annotated[Path, typer.Option("--results", help="Where results of recipes are looked for.")] = Path(
+        "results"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Which of two is better where, with the interval of the difference."""
+    from karhunen.cli.compare import run
+
+    run(a, b, results, as_json)
+
+
+@app.command()
+def fold(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the folded model is written.")],
+    model: Model = DEFAULT_MODEL,
+    codec: Annotated[Path | None, typer.Option("--codec", help="A codec of `spectra`: its ranks are taken.")] = None,
+    key_rank: Annotated[int | None, typer.Option("--key-rank", min=1, help="The same for every layer.")] = None,
+    value_rank: Annotated[int | None, typer.Option("--value-rank", min=1, help="The same for every layer.")] = None,
+    correct_output: Annotated[
+        bool, typer.Option("--correct-output", help="Also fold in the output projection corrected for the codec.")
+    ] = False,
+    text: Annotated[
+        list[Path] | None, typer.Option("--text", help="A text file, or a folder of them; repeatable.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")] = 16384,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> None:
+    """Write a model whose weights hold the latents of its keys and values: its cache is these latents."""
+    from karhunen.cli.fold import run
+
+    run(
+        output, model, codec, key_rank, value_rank, correct_output, tuple(text or ()), max_tokens, dtype, as_json
+    )  # fmt: skip

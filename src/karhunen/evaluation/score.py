@@ -5,6 +5,7 @@
 
 The scored text is fed a page at a time: within a page every token is younger than the window, so its logits are those
 of feeding one token at a time. The dense run is fed in the same pages, so that `full` scores exactly 0.
+With `chunk_tokens` the prompt is read in chunks too, each of which reads the coded tokens before it.
 """
 
 import time
@@ -55,6 +56,7 @@ class DenseRun:
     cache: Any
     logits: Float[Tensor, "m v"]
     seconds_per_token: float
+    chunk_tokens: int | None = None
 
 
 @final
@@ -74,23 +76,28 @@ class Score:
     dense_seconds_per_token: float
 
 
-def run_dense(model: nn.Module, document: Document) -> DenseRun:
-    """Prefill once, then score the dense model page by page."""
+def run_dense(model: nn.Module, document: Document, chunk_tokens: int | None = None) -> DenseRun:
+    """Prefill once, in chunks if so asked, then score the dense model page by page."""
     with inference(model):
         cache = dense_cache(model)
-        _forward(model, document.tokens[: document.prefill_tokens], cache, keep=1)
+        _prefill(model, document, cache, chunk_tokens)
         after_prefill = deepcopy(cache)
         start = time.perf_counter()
         logits = torch.cat([_forward(model, page, cache) for page in _pages(document.scored)])
         seconds = time.perf_counter() - start
-    return DenseRun(document, after_prefill, logits, seconds / len(document.scored))
+    return DenseRun(document, after_prefill, logits, seconds / len(document.scored), chunk_tokens)
 
 
 def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
-    """Score `codec` against the dense run; the exact prefill is taken from it and coded here."""
+    """Score `codec` against the dense run; the exact prefill is taken from it and coded here. If that was read in
+    chunks, this cache reads the prompt itself, in the same chunks."""
     with inference(model):
         start = time.perf_counter()
-        cache = coded_copy(model, codec, dense.cache)
+        if dense.chunk_tokens is None:
+            cache = coded_copy(model, codec, dense.cache)
+        else:
+            cache = CompressedCache(model, codec)
+            _prefill(model, dense.document, cache, dense.chunk_tokens)
         encoded = time.perf_counter()
         logits = torch.cat([_forward(model, page, cache) for page in _pages(dense.document.scored)])
         done = time.perf_counter()
@@ -119,6 +126,11 @@ def coded_copy(model: nn.Module, codec: Codec, uncompressed: Any) -> CompressedC
         else:
             cache.layers[index] = deepcopy(layer)
     return cache
+
+
+def _prefill(model: nn.Module, document: Document, cache: Any, chunk_tokens: int | None) -> None:
+    for chunk in document.tokens[: document.prefill_tokens].split(chunk_tokens or document.prefill_tokens):
+        _forward(model, chunk, cache, keep=1)
 
 
 def _pages(tokens: Int[Tensor, " m"]) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ layer by layer, so the peak falls too.
 import weakref
 from collections.abc import Callable
 from functools import partial
+from itertools import zip_longest
 from typing import Any, cast, final
 
 import torch
@@ -45,7 +46,7 @@ class CompressedLayer(DynamicLayer):
     is_compileable = False
     supports_early_init = True
 
-    def __init__(self, codec: LayerCodec, window: Window, offsets: RowOffsets) -> None:
+    def __init__(self, codec: LayerCodec | None, window: Window, offsets: RowOffsets) -> None:
         self.store = LayerStore(codec, window)
         self.offsets = offsets
         self.is_initialized = False
@@ -63,7 +64,7 @@ class CompressedLayer(DynamicLayer):
         was_empty = self.store.n_tokens == 0
         self.store.extend(key_states, value_states, self.offsets.now)
         key, value = (key_states, value_states) if was_empty else self.store.read()
-        if self.store.n_coded:
+        if self.store.n_coded or self.store.n_dropped:
             self.transient_bytes = max(self.transient_bytes, key.nbytes + value.nbytes)
         self.store.flush()
         return key, value
@@ -84,12 +85,13 @@ class CompressedLayer(DynamicLayer):
         return self.store.exact("key")[1].shape[0] if self.store.n_tokens else -1
 
     def get_seq_length(self) -> int:
-        """Tokens held."""
+        """Tokens seen: where the next one stands."""
         return self.store.n_tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Every token is visible, from the first on."""
-        return self.store.n_tokens + query_length, 0
+        """Every token held is visible; dropped ones shift the others, which are all older than a query."""
+        n_dropped = self.store.n_dropped
+        return self.store.n_tokens - n_dropped + query_length, n_dropped
 
     def get_max_length(self) -> int:
         """Unbounded."""
@@ -105,10 +107,10 @@ class CompressedLayer(DynamicLayer):
         self.is_initialized = False
         self.transient_bytes = 0
 
-    def crop(self, tokens_to_remove: int) -> None:
+    def crop(self, tokens_to_remove: int | Tensor) -> None:
         """Remove that many tokens from the end if negative; if positive, keep that many (transformers before 5.20)."""
-        n = self.store.n_tokens
-        self.store.crop(n + tokens_to_remove if tokens_to_remove <= 0 else tokens_to_remove)
+        count, n = int(tokens_to_remove), self.store.n_tokens  # assisted decoding counts in tensors
+        self.store.crop(n + count if count <= 0 else count)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows in the order of `beam_idx`."""
@@ -145,18 +147,17 @@ class CompressedCache(Cache):
         self.codec = codec
         self.offsets = RowOffsets()
         layers: list[Any] = list(dense_cache(model).layers)
-        for index, layer_codec in codec.layers.items():
-            layers[index] = CompressedLayer(layer_codec, codec.window, self.offsets)
+        for index in codec.windowed:
+            layers[index] = CompressedLayer(codec.layers.get(index), codec.window, self.offsets)
         super().__init__(layers=layers)
         self._model = weakref.ref(model)
         self._watch(model)
 
     def report(self) -> Report:
         """What each layer holds, in bytes, and why those not coded are exact."""
-        shapes = self.codec.model.layers
         rows = tuple(
-            _layer_report(i, shapes[i].kind, layer, self.codec.left_exact.get(i, ""))
-            for i, layer in enumerate(self.layers)
+            _layer_report(i, shape.kind, layer, self.codec.left_exact.get(i, ""))
+            for i, (shape, layer) in enumerate(zip_longest(self.codec.model.layers, self.layers))  # shared ones have none
         )
         transient = max((layer.transient_bytes for layer in self._coded_layers()), default=0)
         return Report(self.codec.origin.recipe, rows, self.codec.table_bytes(), transient)
@@ -207,9 +208,12 @@ def _note_offsets(
 
 def _layer_report(index: int, kind: str, layer: Any, reason: str) -> LayerReport:
     if isinstance(layer, CompressedLayer):
-        return LayerReport(index, kind, layer.store.n_tokens, layer.store.n_coded, "", layer.store.account())
+        return LayerReport(index, kind, layer.store.n_tokens, layer.store.n_coded, reason, layer.store.account())
+    if layer is None:
+        return LayerReport(index, kind, 0, 0, reason, Account())
     tensors = [t for t in _tensors_of(layer) if t.numel()]
-    size = sum(t.nbytes for t in tensors)
+    # a sliding layer may keep a view of a longer prompt alive: what counts is the memory behind it
+    size = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
     account = Account(exact=size, dense=size, n_elements=sum(t.numel() for t in tensors))
     held = layer.get_seq_length() if isinstance(layer, CacheLayerMixin) else 0
     return LayerReport(index, kind, held, 0, reason, account)

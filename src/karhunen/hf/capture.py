@@ -11,7 +11,7 @@ attention does not see the cached keys (latent attention expands them) an observ
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast, final
 
@@ -31,7 +31,8 @@ PRIVATE_NAME = "karhunen_capture"
 class Attention:
     """How one layer reads its cache: queries after RoPE, the softmax's scale, and all else that shapes it.
 
-    `mask` is the one the model passed: additive or boolean [b 1 t t], or None for plain causal attention.
+    `mask` is the one the model passed: additive or boolean [b 1 t t], or None for plain causal attention. `hidden` is
+    what the layer's projections read, where `capturing` saw it.
     """
 
     module: nn.Module
@@ -41,6 +42,7 @@ class Attention:
     window_tokens: int | None = None
     softcap: float | None = None
     sinks: Float[Tensor, " q"] | None = None
+    hidden: Float[Tensor, "b t hidden"] | None = None
 
 
 @final
@@ -71,7 +73,7 @@ def capturing(model: nn.Module, listener: Listener) -> Iterator[Run]:
     The model is put back exactly as it was, also after an error: attention implementation, modes, registries.
     """
     recorder = _Recorder(model, listener)
-    with inference(model), _attention_function(model, recorder.attend):
+    with inference(model), _inputs_kept(model, recorder.inputs), _attention_function(model, recorder.attend):
         yield recorder.run
 
 
@@ -83,6 +85,7 @@ class _Recorder:
         self.model = model
         self.listener = listener
         self.pending: tuple[int, Tensor, Tensor] | None = None
+        self.inputs: dict[nn.Module, Tensor] = {}
         self.positions = self.valid = torch.empty(0)
 
     def run(self, input_ids: Int[Tensor, "b t"], attention_mask: Int[Tensor, "b t"] | None = None) -> None:
@@ -109,7 +112,8 @@ class _Recorder:
         if key.shape != mine.shape or not torch.equal(key[:, :, -1], mine[:, :, -1]):
             self._flush(None, "its attention does not read the cached keys as they are (latent attention)")
         else:
-            self._flush(attention, "")
+            self._flush(replace(attention, hidden=self.inputs.get(attention.module)), "")
+        self.inputs.clear()
 
     def _flush(self, attention: Attention | None, unseen: str) -> None:
         if self.pending is None:
@@ -117,6 +121,24 @@ class _Recorder:
         (layer, key, value), self.pending = self.pending, None
         positions, valid = self.positions.to(key.device), self.valid.to(key.device)
         self.listener(Observation(layer, key, value, positions, valid, attention, unseen))
+
+
+@contextmanager
+def _inputs_kept(model: nn.Module, inputs: dict[nn.Module, Tensor]) -> Iterator[None]:
+    """Note the hidden states that each attention module is called with, for the duration."""
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden = kwargs.get("hidden_states", args[0] if args else None)
+        if isinstance(hidden, Tensor) and hidden.ndim == 3 and hidden.is_floating_point():
+            inputs[module] = hidden
+
+    attentions = [module for module in model.modules() if getattr(module, "layer_idx", None) is not None]
+    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in attentions]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _headless(model: nn.Module) -> nn.Module:

@@ -6,8 +6,30 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 
+class PageCoder(ABC):
+    """Makes a page of tokens smaller where it lies in a store; attention reads what `grow` gives back."""
+
+    @property
+    @abstractmethod
+    def page_tokens(self) -> int:
+        """Tokens of a page."""
+
+    @abstractmethod
+    def shrink(self, page: UInt8[Tensor, "p t"]) -> bytes:
+        """The bytes that are stored."""
+
+    @abstractmethod
+    def grow(self, data: bytes) -> UInt8[Tensor, "p t"]:
+        """The mirror of `shrink`."""
+
+
 class Layout(ABC):
     """The layout of a token's bytes; `unpack(pack(s)) == s`, bit for bit."""
+
+    @property
+    def pages(self) -> PageCoder | None:
+        """How whole pages are stored; None where every token's bytes lie as they are."""
+        return None
 
     @property
     @abstractmethod

@@ -32,7 +32,7 @@ class ByteVQ(QuantizerSpec):
     """Codebooks trained by k-means on calibration coefficients; `gain` says how a token's level is stored."""
 
     gain: GainKind = "none"
-    gaussian_share: float = 0.5
+    gaussian_share: float = 0.0
     n_iterations: int = 10
     max_samples: int = 16384
     seed: int = 0

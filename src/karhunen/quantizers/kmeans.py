@@ -4,6 +4,7 @@
 
 Source: Lloyd (1982). Here: all codebooks of a layer run as one batch; an empty entry takes over half of the cluster
 with the largest error; entries start at samples drawn by a seeded generator, so the same samples give the same tables.
+They are spread by √((d + 2)/d), since the best points are as dense as p^{d/(d+2)} (Gersho, 1979), not as p.
 """
 
 import torch
@@ -20,9 +21,7 @@ def kmeans(
         raise ValueError(f"{n} calibration samples cannot train {n_entries} codebook entries; calibrate on more text")
     x = x.float()
     weight = torch.ones(s, n) if weight is None else weight.float()
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randperm(n, generator=generator)[:n_entries].sort().values
-    entries = x[:, start].clone()
+    entries = _spread_samples(x, n_entries, seed)
     for _ in range(n_iterations):
         chosen, error = nearest(x, entries)
         mass = torch.zeros(s, n_entries).scatter_add_(1, chosen, weight)
@@ -30,6 +29,17 @@ def kmeans(
         entries = torch.where(mass[..., None] > 0, total / mass[..., None].clamp_min(1e-30), entries)
         _reseed_empty(entries, mass, chosen, error * weight)
     return entries
+
+
+def _spread_samples(x: Float[Tensor, "s n w"], n_entries: int, seed: int) -> Float[Tensor, "s e w"]:
+    """Where entries start. Columns that are zero throughout are padding and do not count as dimensions."""
+    n = x.shape[1]
+    start = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:n_entries].sort().values
+    size = (x.abs().amax(1) > 0).sum(-1).clamp_min(1)
+    quantiles = x.sort(dim=1).values[:, ((torch.arange(n_entries) + 0.5) * n / n_entries).long()]
+    drawn = torch.where((size == 1)[:, None, None], quantiles, x[:, start])
+    mean = x.mean(1, keepdim=True)
+    return mean + (drawn - mean) * ((size + 2) / size).sqrt()[:, None, None]
 
 
 def nearest(x: Float[Tensor, "s n w"], entries: Float[Tensor, "s e w"]) -> tuple[Int[Tensor, "s n"], Tensor]:

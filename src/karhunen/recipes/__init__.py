@@ -6,9 +6,10 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from karhunen.recipe import Recipe
+from karhunen.values import refuse_unless_one_of
 
 
 def names() -> list[str]:
@@ -44,7 +45,10 @@ def make(text: str, **options: Any) -> Recipe:
 
 
 def _check(option: str, value: Any, hint: Any) -> None:
-    """An int will do for a float; ValueError for what is of another type."""
+    """An int will do for a float; ValueError for what is of another type or not one of the words it may be."""
+    if get_origin(hint) is Literal:
+        refuse_unless_one_of(option, value, get_args(hint))
+        return
     kinds = get_args(hint) or (hint,)
     fits = isinstance(value, (*kinds, int) if float in kinds else kinds) and not isinstance(value, bool)
     if not fits and bool not in kinds:

@@ -7,6 +7,8 @@ from karhunen.quantizers.float8 import Float8
 from karhunen.recipe import Recipe, Side
 from karhunen.windows.sink_recent import SinkRecent
 
+RATES = {2: {}}
+
 
 def fp8(number: str = "e4m3", sink: int = 0, recent: int = 0) -> Recipe:
     """`number` is e4m3 (three mantissa bits) or e5m2 (two)."""

@@ -8,6 +8,8 @@ from karhunen.quantizers.affine import Affine, PerToken
 from karhunen.recipe import Recipe, Side
 from karhunen.windows.sink_recent import SinkRecent
 
+RATES = {8: {}}
+
 
 def int2(group: int = 64, sink: int = 4, recent: int = 128) -> Recipe:
     """2 bits and a float16 range for each `group` channels of a token, or the largest divisor below it."""

@@ -14,6 +14,8 @@ from karhunen.transforms.klt import KLT
 from karhunen.windows.sink_recent import SinkRecent
 from karhunen.windows.small_norm import SmallNorm
 
+RATES = {4: {"bits": 4.0}, 8: {"bits": 2.0}, 12: {"bits": 1.333}}
+
 
 def karhunen(bits: float = 2.0, block_tokens: int = 64, sink: int = 4, recent: int = 128) -> Recipe:
     """`bits` stored per element on average over the model."""

@@ -9,6 +9,8 @@ from karhunen.quantizers.affine import Affine, PerChannel, PerToken
 from karhunen.recipe import Recipe, Side
 from karhunen.windows.sink_recent import SinkRecent
 
+RATES = {4: {"bits": 4, "group": 64}, 8: {"bits": 2, "group": 64}, 12: {"bits": 1, "group": 64}}
+
 
 def kivi(bits: int = 2, group: int = 32, sink: int = 4, recent: int = 128) -> Recipe:
     """`bits` for all; a range for each key channel over `group` tokens and each `group` channels of a value."""

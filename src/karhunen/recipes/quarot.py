@@ -10,6 +10,8 @@ from karhunen.recipe import Recipe, Side
 from karhunen.transforms.rotations import Hadamard
 from karhunen.windows.sink_recent import SinkRecent
 
+RATES = {4: {"bits": 4}, 8: {"bits": 2}, 12: {"bits": 1}}
+
 
 def quarot(bits: int = 4, group: int = 128, clip: float = 1.0, sink: int = 4, recent: int = 128) -> Recipe:
     """`bits` after a Hadamard rotation, one range for each `group` coefficients of a token."""

@@ -9,11 +9,12 @@ from typing import TypeVar, final
 
 from karhunen.statistics.identity import LayerShape, ModelIdentity
 from karhunen.statistics.moments import Moments
-from karhunen.statistics.need import Need, Slot, Statistic
+from karhunen.statistics.need import OF_WEIGHTS, Need, Slot, Statistic
+from karhunen.statistics.projection import Projection
 from karhunen.statistics.rotary import Rotary
 from karhunen.statistics.samples import Samples
 
-T = TypeVar("T", Moments, Samples)
+T = TypeVar("T", Moments, Samples, Projection)
 
 
 @final
@@ -87,9 +88,9 @@ class Statistics:
 
 
 def _sum(need: Need, mine: Statistic, theirs: Statistic) -> Statistic:
+    if need.kind in OF_WEIGHTS:
+        return mine
     if isinstance(mine, Moments) and isinstance(theirs, Moments):
-        if need.kind == "output_gram":
-            return mine
         return mine + theirs
     if isinstance(mine, Samples) and isinstance(theirs, Samples):
         return mine + theirs

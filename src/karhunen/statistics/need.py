@@ -6,24 +6,32 @@
 | `samples`     | Samples   | the same vectors kept, every `stride`-th token |
 | `queries`     | Moments   | queries of a head's group in the key frame, as scaled in the softmax, per key block |
 | `attended`    | Moments   | values weighted by the attention they receive, Σ_m a_mn² over the group's query rows m |
+| `outputs`     | Moments   | attention's outputs Σ_n a_mn v_n over the group's query rows m: VᵀSᵀSV of a value group |
 | `gradients`   | Moments   | gradients of the model's log-likelihood by key or value, in the frame (Fisher) |
+| `activations` | Moments   | hidden states that the layer's projections read: their Gram matrix |
+| `projection`  | Projection | the weights and bias that make keys (before RoPE) or values of the hidden states |
 | `output_gram` | Moments   | outer = Σ W_O W_Oᵀ over the group's query heads: the cost of a value error |
 
 `weighting` of `queries` is `uniform` (every visible key counts alike) or `attention` (the softmax's own sensitivity
-a(1 − a)). `gradients` count reads of tokens that have left a recent window only (karhunen.hf.gradients). The first
-`skip_tokens` of each sequence, which the window keeps exact, count nowhere; nor do tokens whose vector of `quiet_slot`
-is shorter than `quiet_fraction` of the sequence's median, which the window keeps exact too.
+a(1 − a)); `scores` is for `attended` alone and weighs a value by E (qᵀk)², which takes no softmax. `gradients` count
+reads of tokens that have left a recent window only (karhunen.hf.gradients). The first `skip_tokens` of each sequence,
+which the window keeps exact, count nowhere; nor do tokens whose vector of `quiet_slot` is shorter than
+`quiet_fraction` of the sequence's median, which the window keeps exact too.
 """
 
 from dataclasses import dataclass
 from typing import Literal, final
 
 from karhunen.statistics.moments import Moments
+from karhunen.statistics.projection import Projection
 from karhunen.statistics.samples import Samples
 
 Slot = Literal["key", "value"]
-Kind = Literal["moments", "samples", "queries", "attended", "gradients", "output_gram"]
-Statistic = Moments | Samples
+Kind = Literal[
+    "moments", "samples", "queries", "attended", "outputs", "gradients", "activations", "projection", "output_gram"
+]
+Statistic = Moments | Samples | Projection
+OF_WEIGHTS: tuple[Kind, Kind] = ("projection", "output_gram")  # known from the model alone: any text gives the same
 
 SLOTS: tuple[Slot, Slot] = ("key", "value")
 
@@ -37,7 +45,7 @@ class Need:
     slot: Slot
     block_tokens: int | None = None
     joined: bool = False
-    weighting: Literal["uniform", "attention"] = "uniform"
+    weighting: Literal["uniform", "attention", "scores"] = "uniform"
     stride: int = 1
     skip_tokens: int = 0
     quiet_slot: Slot | None = None

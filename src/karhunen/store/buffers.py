@@ -52,6 +52,12 @@ class TokenBuffer:
             self._data = self._data[..., :length].clone(memory_format=torch.contiguous_format)
             self._length = length
 
+    def drop(self, n: int) -> None:
+        """Forget the first `n` entries, and give their room back."""
+        if self._data is not None and n > 0:
+            self._data = self._data[..., n : self._length].clone(memory_format=torch.contiguous_format)
+            self._length = self._data.shape[-1]
+
     def select(self, rows: Tensor) -> None:
         """Keep the given rows of the batch, in that order."""
         if self._data is not None:

@@ -44,6 +44,11 @@ class Exceptions:
         keep = self.tokens < n_tokens
         return Exceptions(self.rows[keep], self.tokens[keep], self.key[keep], self.value[keep])
 
+    def after(self, n_tokens: int) -> "Exceptions":
+        """Those past the first `n_tokens` coded tokens, counted from there."""
+        keep = self.tokens >= n_tokens
+        return Exceptions(self.rows[keep], self.tokens[keep] - n_tokens, self.key[keep], self.value[keep])
+
     def select(self, rows: Int[Tensor, " rows"]) -> "Exceptions":
         """Those of the given rows of the batch, in that order; rows may repeat."""
         new, old = (rows[:, None] == self.rows[None]).nonzero(as_tuple=True)

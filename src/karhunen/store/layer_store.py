@@ -1,16 +1,17 @@
-"""One layer's cache: sinks exact, coded blocks append-only, newest tokens exact.
+"""One layer's cache: sinks exact, coded blocks append-only, newest tokens exact, between them what a window drops.
 
-    index   0 ········ sink ················ sink + coded ········ n
-            [ exact  ][ byte planes, gains  ][ exact (recent)     ]
+    index   0 ········ sink ················ first coded ·········· + coded ········ n
+            [ exact  ][ dropped: no bytes   ][ byte planes, gains  ][ exact (recent) ]
 
-A token is encoded once, when it leaves the window, from its exact vector; its bytes never change. What the layer holds
-depends on the tokens appended, not on how many came at a time.
+Dropped tokens count in positions and nowhere else: what is read holds the others only. A token is encoded once, when it
+leaves the window, from its exact vector; its bytes never change. What the layer holds depends on the tokens appended,
+not on how many came at a time.
 """
 
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed, as_written
@@ -19,6 +20,7 @@ from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.account import Account
 from karhunen.store.buffers import TokenBuffer
 from karhunen.store.exceptions import Exceptions
+from karhunen.store.pages import PageBuffer
 from karhunen.store.positions import Positions
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
@@ -39,8 +41,8 @@ class LayerStore:
         """Forget everything, positions too."""
         self._sink: dict[Slot, Tensor] = {}
         self._recent: dict[Slot, Tensor] = {}
-        self._coded: dict[Slot, dict[str, TokenBuffer]] = {"key": {}, "value": {}}
-        self._n_coded = 0
+        self._coded: dict[Slot, dict[str, TokenBuffer | PageBuffer]] = {"key": {}, "value": {}}
+        self._n_coded = self._n_dropped = 0
         self._rows_at = Positions()
         self._exceptions: Exceptions | None = None
 
@@ -59,41 +61,69 @@ class LayerStore:
         `offsets` counts the padding to the left of each row: token i of row r stands at position i − offsets[r].
         """
         if offsets is not None:
+            if self.window.drops and bool(offsets.any()):
+                raise ValueError(
+                    f"{type(self.window).__name__} drops tokens by their index and cannot serve rows padded on the "
+                    "left; run such rows one by one, or use a window that drops nothing"
+                )
             self._rows_at = self._rows_at.starting(self.n_tokens, offsets)
         for slot, given in zip(SLOTS, (key, value), strict=True):
             x = given.detach()  # what is kept needs no graph of how it came about
             if slot not in self._recent:
                 self._recent[slot], self._sink[slot] = x[:, :, :0], x[:, :, :0].clone()
             short = self.window.sink_tokens - self._sink[slot].shape[2]
-            if short > 0 and self._n_coded == 0 and self._recent[slot].shape[2] == 0:
+            if short > 0 and self._n_coded == self._n_dropped == 0 and self._recent[slot].shape[2] == 0:
                 self._sink[slot] = torch.cat([self._sink[slot], x[:, :, :short]], dim=2)
                 x = x[:, :, short:]
             self._recent[slot] = torch.cat([self._recent[slot], x], dim=2)
 
     def flush(self) -> None:
-        """Code the tokens that have left the window, in whole granules."""
-        if self.codec is None or not self._recent:
+        """Drop what the window drops, and code the tokens that have left it, in whole granules."""
+        if not self._recent:
             return
-        n_leaving = self.partition.count(Place.CODED) - self._n_coded
-        if n_leaving <= 0:
-            return
-        step = max(1, ENCODE_TOKENS // self.codec.granule_tokens) * self.codec.granule_tokens
+        parts = self.partition
+        n_gone = parts.count(Place.DROPPED)
+        self._drop(n_gone - self._n_dropped)
+        n_leaving = n_gone + parts.count(Place.CODED) - self._n_dropped - self._n_coded
+        if self.codec is not None and n_leaving > 0:
+            self._encode(self.codec, n_leaving)
+
+    def _encode(self, codec: LayerCodec, n_leaving: int) -> None:
+        step = max(1, ENCODE_TOKENS // codec.granule_tokens) * codec.granule_tokens
+        left_out = self._keep_exceptions(n_leaving)
         for slot in SLOTS:
             parts = [
-                self.codec.side(slot).encode(
-                    self._recent[slot][:, :, start : start + step][:, :, : n_leaving - start],
+                codec.side(slot).encode(
+                    self._recent[slot][:, :, start : min(start + step, n_leaving)],
                     self._positions(self._n_coded + start, self._n_coded + min(start + step, n_leaving)),
+                    None if left_out is None else left_out[:, start : start + step],
                 )
                 for start in range(0, n_leaving, step)
             ]
             self._store(slot, parts, n_leaving)
-        self._keep_exceptions(n_leaving)
         self._n_coded += n_leaving
+        self._forget_recent(n_leaving)
+
+    def _drop(self, n: int) -> None:
+        """Give up the `n` oldest tokens after the sinks: coded ones, then exact ones."""
+        if n <= 0:
+            return
+        n_coded = min(n, self._n_coded)
+        if n_coded:
+            for slot in SLOTS:
+                for buffer in self._coded[slot].values():
+                    buffer.drop(n_coded // buffer.tokens_per_entry)
+            self._exceptions = self._exceptions and self._exceptions.after(n_coded)
+        self._n_coded -= n_coded
+        self._n_dropped += n
+        self._forget_recent(n - n_coded)
+
+    def _forget_recent(self, n: int) -> None:
         for slot in SLOTS:
-            self._recent[slot] = self._recent[slot][:, :, n_leaving:].clone(memory_format=torch.contiguous_format)
+            self._recent[slot] = self._recent[slot][:, :, n:].clone(memory_format=torch.contiguous_format)
 
     def read(self) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t e"]]:
-        """Dense keys and values of all tokens, in the dtype they came in; coded ones are decoded."""
+        """Dense keys and values of all tokens held, in the dtype they came in; coded ones are decoded."""
         key, value = (self._read(slot) for slot in SLOTS)
         return key, value
 
@@ -115,17 +145,24 @@ class LayerStore:
 
     def crop(self, n_tokens: int) -> None:
         """Keep the first `n_tokens`. Within the coded part, codecs that code single tokens cut their bytes; of a cut
-        block the kept tokens stay as their decoded values in the exact part."""
+        block the kept tokens stay as their decoded values in the exact part. ValueError where tokens that were dropped
+        would have to come back."""
         if n_tokens >= self.n_tokens:
             return
         if n_tokens <= 0:
             self.reset()
             return
-        self._rows_at = self._rows_at.until(n_tokens)
         n_sink = self._n_sink
+        if n_sink < n_tokens < n_sink + self._n_dropped:
+            raise ValueError(
+                f"{self._n_dropped} tokens after the first {n_sink} were dropped, so the cache cannot end at token "
+                f"{n_tokens}; keep {n_sink + self._n_dropped} or more, or start again"
+            )
+        self._rows_at = self._rows_at.until(n_tokens)
+        self._n_dropped = self._n_dropped if n_tokens > n_sink else 0
         if n_tokens < n_sink:
             self._sink = {slot: self._sink[slot][:, :, :n_tokens].clone() for slot in SLOTS}
-        after_sink = max(0, n_tokens - n_sink)
+        after_sink = max(0, n_tokens - n_sink - self._n_dropped)
         if after_sink >= self._n_coded:
             keep = after_sink - self._n_coded
             self._recent = {slot: self._recent[slot][:, :, :keep].clone() for slot in SLOTS}
@@ -154,8 +191,13 @@ class LayerStore:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens held."""
-        return self._n_sink + self._n_coded + (self._recent["key"].shape[2] if self._recent else 0)
+        """Tokens appended, dropped ones included: where the next token stands."""
+        return self._n_sink + self._n_dropped + self._n_coded + (self._recent["key"].shape[2] if self._recent else 0)
+
+    @property
+    def n_dropped(self) -> int:
+        """Tokens of which nothing is held."""
+        return self._n_dropped
 
     @property
     def n_coded(self) -> int:
@@ -164,7 +206,7 @@ class LayerStore:
 
     @property
     def partition(self) -> Partition:
-        """Where the tokens held belong by the window's rule."""
+        """Where the tokens belong by the window's rule."""
         return self.window.partition(self.n_tokens, self.codec.granule_tokens if self.codec else 1)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -200,23 +242,32 @@ class LayerStore:
         return self._sink["key"].shape[2] if self._sink else 0
 
     def _positions(self, start: int, stop: int) -> Int[Tensor, "b t"]:
-        like, n_sink = self._recent["key"], self._n_sink
-        return self._rows_at.at(n_sink + start, n_sink + stop, like.shape[0], like.device)
+        like, first = self._recent["key"], self._n_sink + self._n_dropped
+        return self._rows_at.at(first + start, first + stop, like.shape[0], like.device)
 
-    def _keep_exceptions(self, n_leaving: int) -> None:
+    def _keep_exceptions(self, n_leaving: int) -> Bool[Tensor, "b t"] | None:
+        """Keep the tokens that the codec's rule names; says which, None without a rule."""
         rule = self.codec.exceptions if self.codec else None
         if rule is None:
-            return
+            return None
         key, value = (self._recent[slot][:, :, :n_leaving] for slot in SLOTS)
-        found = Exceptions.where(rule.exact(key, value), key, value, self._n_coded)
+        exact = rule.exact(key, value)
+        found = Exceptions.where(exact, key, value, self._n_coded)
         self._exceptions = found if self._exceptions is None else self._exceptions + found
+        return exact
 
     def _store(self, slot: Slot, parts: list[Packed], n_tokens: int) -> None:
+        assert self.codec is not None, "only a codec codes tokens"
+        pages = self.codec.side(slot).layout.pages
         for name in ("planes", *parts[0].side):
             tensors = [part.planes if name == "planes" else part.side[name] for part in parts]
             with as_written(tensors[0].device):
                 joined = torch.cat(tensors, dim=-1)
-            self._coded[slot].setdefault(name, TokenBuffer(n_tokens // joined.shape[-1])).append(joined)
+            if name not in self._coded[slot]:
+                paged = pages if name == "planes" else None
+                empty = PageBuffer(paged) if paged else TokenBuffer(n_tokens // joined.shape[-1])
+                self._coded[slot][name] = empty
+            self._coded[slot][name].append(joined)
 
     def _decode(self, slot: Slot) -> Tensor:
         packed = self.packed(slot)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.statistics.moments import Moments
+from karhunen.statistics.need import Need
 from karhunen.transforms.affine_map import AffineMap
 from karhunen.transforms.base import Transform, TransformData, TransformSpec
 
@@ -24,12 +25,18 @@ class ChainSpec(TransformSpec):
         """Whether any part does."""
         return any(part.needs_moments for part in self.parts)
 
+    def needs(self, about: Need) -> frozenset[Need]:
+        """Those of the first part; statistics in the frame say nothing of the coordinates after it."""
+        return self.parts[0].needs(about) if self.parts else frozenset()
+
     def fit(self, data: TransformData) -> "Chain":
-        """The parts, fitted in order. Only the first sees the metric: after it the coordinates carry the cost."""
+        """The parts, fitted in order. Only the first sees metric and statistics: after it the coordinates carry the
+        cost."""
         fitted: list[Transform] = []
         for part in self.parts:
             fitted.append(part.fit(data))
-            data = TransformData(data.g, data.d, transformed_moments(data.moments, fitted[-1]))
+            moments = transformed_moments(data.moments, fitted[-1])
+            data = TransformData(data.g, data.d, moments, n_heads=data.n_heads)
         return Chain(tuple(fitted))
 
 

@@ -1,4 +1,4 @@
-"""A window says which tokens are kept exact; the others leave it, in order and by age, to be coded."""
+"""A window says which tokens are kept exact; the others leave it, in order and by age, to be coded or dropped."""
 
 from abc import ABC, abstractmethod
 
@@ -18,6 +18,11 @@ class Window(ABC):
     def exceptions(self) -> SmallNorm | None:
         """Which tokens stay exact among those that leave; None for none."""
         return None
+
+    @property
+    def drops(self) -> bool:
+        """Whether tokens may end up Dropped."""
+        return False
 
     @abstractmethod
     def partition(self, n_tokens: int, granule: int) -> Partition:

@@ -1,0 +1,141 @@
+"""`karhunen evaluate` and `karhunen leaderboard`: results as files, then a table of them."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from karhunen.cli.loading import DTYPES, load_model
+from karhunen.cli.screen import Screen, grid, rounded
+
+if TYPE_CHECKING:
+    from karhunen.evaluation.runner import Outcome, Plan
+
+
+@final
+@dataclass(frozen=True)
+class Wanted:
+    """The arguments of both verbs, as given."""
+
+    model: str
+    dtype: str
+    recipes: tuple[str, ...]
+    rates: tuple[int, ...]
+    window: str
+    tasks: tuple[str, ...]
+    results: Path
+    statistics: Path | None
+    prefill: str
+    prefill_tokens: int
+    scored_tokens: int
+    generated_tokens: int
+    limit: int | None
+    seed: int
+    jobs: int
+    redo: bool
+
+
+def run(wanted: Wanted, as_json: bool) -> int:
+    """Evaluate, and show what was measured; 2 if every recipe was refused."""
+    with Screen(as_json).open() as screen:
+        outcome = evaluate(screen, wanted)
+        show(screen, outcome)
+        return 0 if outcome.paths else 2
+
+
+def run_leaderboard(wanted: Wanted, output: Path, as_json: bool) -> int:
+    """Evaluate the default suite, then write page, pictures and Markdown of all results in the folder."""
+    from karhunen.cli.report import write
+
+    with Screen(as_json).open() as screen:
+        outcome = evaluate(screen, wanted)
+        if outcome.paths:
+            write(screen, (wanted.results,), output, document=False)
+        show(screen, outcome)
+        return 0 if outcome.paths else 2
+
+
+def evaluate(screen: Screen, wanted: Wanted) -> "Outcome":
+    """Everything that can be refused is refused before the model is loaded."""
+    from karhunen.evaluation.runner import evaluate as run_plan
+
+    plan = plan_of(wanted)
+    load = partial(load_model, screen, wanted.model, wanted.dtype) if wanted.jobs < 2 else _loader(screen, wanted)
+    return run_plan(plan, load, jobs=wanted.jobs, on_stage=screen.log)
+
+
+def plan_of(wanted: Wanted) -> "Plan":
+    """The plan that the arguments ask for; ValueError on the first that is wrong."""
+    from karhunen import recipes
+    from karhunen.evaluation.rates import rated
+    from karhunen.evaluation.runner import Plan
+    from karhunen.evaluation.tasks import make_task
+
+    if wanted.dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {wanted.dtype!r}; known: {', '.join(DTYPES)}")
+    sizes = {
+        "prefill": wanted.prefill,
+        "prefill_tokens": wanted.prefill_tokens,
+        "scored_tokens": wanted.scored_tokens,
+        "generated_tokens": wanted.generated_tokens,
+    }
+    name = Path(wanted.model).name
+    own = wanted.results / "statistics" / f"{name}-{wanted.dtype}"
+    given = wanted.statistics
+    return Plan(
+        model_name=name,
+        dtype=wanted.dtype,
+        tasks=tuple(make_task(text, **sizes) for text in wanted.tasks),
+        rated=tuple(rated(wanted.recipes or recipes.names(), wanted.rates, _window(wanted.window))),
+        results=wanted.results,
+        statistics=given or own,
+        seed=wanted.seed,
+        limit=wanted.limit,
+        redo=wanted.redo,
+        fixed_statistics=given is not None and given.exists(),
+    )
+
+
+def show(screen: Screen, outcome: "Outcome") -> None:
+    """One row per result, and each refusal with its reason."""
+    from karhunen.evaluation.result import read_result
+    from karhunen.evaluation.rows import COLUMNS, row_of
+
+    rows = [row_of(read_result(path)) for path in outcome.paths]
+    rows.sort(key=lambda row: (row.task, row.model, row.bits_per_element))
+    table = grid(*COLUMNS, right=tuple(range(3, len(COLUMNS))))
+    for row in rows:
+        table.add_row(*row.cells())
+    if rows:
+        screen.table(table)
+    screen.say(f"{len(outcome.made)} results made, {len(outcome.kept)} were there already")
+    for text, reason in sorted(outcome.refused.items()):
+        screen.log(f"not measured: {text}: {reason}")
+    screen.document(
+        rounded(
+            {
+                "made": [str(path) for path in sorted(outcome.made)],
+                "kept": [str(path) for path in sorted(outcome.kept)],
+                "refused": outcome.refused,
+                "rows": [row.to_dict() for row in rows],
+            }
+        )
+    )
+
+
+def _loader(screen: Screen, wanted: Wanted) -> Any:
+    import torch
+
+    from karhunen.hf.embedded import load
+
+    load_model(screen, wanted.model, wanted.dtype)  # fetched once, with its progress, before the processes start
+    return partial(load, wanted.model, dtype=getattr(torch, wanted.dtype))
+
+
+def _window(text: str) -> tuple[int, int] | None:
+    if text == "own":
+        return None
+    parts = text.split(",")
+    if len(parts) != 2 or not all(part.strip().isdigit() for part in parts):
+        raise ValueError(f"--window {text!r} is neither two counts of tokens such as 4,128 nor `own`")
+    return int(parts[0]), int(parts[1])

@@ -1,0 +1,120 @@
+"""Which of two is better where, with the interval of the difference.
+
+Results are paired where model, task, inputs, seed and rate are the same. Where both have scores per token, the
+difference is bootstrapped over the same tokens of both, which is far narrower than two intervals side by side.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from karhunen.evaluation.metrics import Interval, interval
+from karhunen.evaluation.result import Result
+from karhunen.evaluation.rows import bits_per_element
+
+MEASURES = {"kl": "lower", "agree": "higher", "nll_delta": "lower"}
+
+
+@final
+@dataclass(frozen=True)
+class Difference:
+    """B minus A of one measure on one task. `winner` is A or B where the interval excludes zero, else empty."""
+
+    model: str
+    task: str
+    rate: int | None
+    a: str
+    b: str
+    a_bits: float
+    b_bits: float
+    measure: str
+    a_mean: float
+    b_mean: float
+    difference: Interval
+    winner: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON."""
+        return asdict(self)
+
+
+def compare(a: Sequence[Result], b: Sequence[Result]) -> list[Difference]:
+    """All pairs; ValueError if nothing in A was measured on the same inputs as something in B."""
+    theirs: dict[tuple[Any, ...], list[Result]] = {}
+    for result in b:
+        theirs.setdefault(_same_inputs(result), []).append(result)
+    found: list[Difference] = []
+    for mine in a:
+        candidates = theirs.get(_same_inputs(mine), [])
+        if not candidates:
+            continue
+        rate = mine["configuration"]["rate"]
+        equal = [other for other in candidates if other["configuration"]["rate"] == rate]
+        bits = bits_per_element(mine)
+        other = min(equal or candidates, key=lambda r: abs(bits_per_element(r) - bits))
+        measures = [name for name in (*MEASURES, "score") if _has(mine, name) and _has(other, name)]
+        found += [_difference(mine, other, name) for name in measures]
+    if not found:
+        raise ValueError(
+            "nothing in A was measured on the same model, task, inputs and seed as something in B, or the dense model "
+            "fails their task; "
+            "evaluate both with the same arguments"
+        )
+    return found
+
+
+def select(results: Sequence[Result], recipe: str) -> list[Result]:
+    """Those of a recipe: by its text, its name, or a fingerprint's beginning; ValueError listing what there is."""
+    ways = (
+        lambda r: r["configuration"]["text"] == recipe and ":" in recipe,
+        lambda r: r["configuration"]["recipe"] == recipe,
+        lambda r: r["fingerprint"].startswith(recipe) and len(recipe) >= 6,
+    )
+    for way in ways:
+        if chosen := [result for result in results if way(result)]:
+            return chosen
+    known = sorted({result["configuration"]["text"] for result in results})
+    raise ValueError(f"no result of {recipe!r}; there are {', '.join(known)}")
+
+
+def _same_inputs(result: Result) -> tuple[Any, ...]:
+    c = result["configuration"]
+    return c["model"], c["weights_hash"], c["dtype"], c["task"]["name"], c["inputs"], c["seed"]
+
+
+def _has(result: Result, measure: str) -> bool:
+    """A task that the dense model fails says nothing, so its score is not compared."""
+    if measure == "score":
+        return bool(result.get("answers")) and result["metrics"]["conclusive"]
+    return bool(result.get("tokens"))
+
+
+def _values(result: Result, measure: str) -> list[Tensor]:
+    if measure == "score":
+        return [torch.tensor([float(answer["coded_score"])], dtype=torch.float64) for answer in result["answers"]]
+    return [torch.tensor(document[measure], dtype=torch.float64) for document in result["tokens"]]
+
+
+def _difference(a: Result, b: Result, measure: str) -> Difference:
+    mine, other = _values(a, measure), _values(b, measure)
+    difference = interval([y - x for x, y in zip(mine, other, strict=True)])
+    sign = 1 if MEASURES.get(measure, "higher") == "lower" else -1
+    winner = "" if not difference.excludes(0.0) else ("A" if sign * difference.mean > 0 else "B")
+    configuration = a["configuration"]
+    return Difference(
+        configuration["model"],
+        configuration["task"]["name"],
+        configuration["rate"],
+        configuration["text"],
+        b["configuration"]["text"],
+        bits_per_element(a),
+        bits_per_element(b),
+        measure,
+        float(torch.cat(mine).mean()),
+        float(torch.cat(other).mean()),
+        difference,
+        winner,
+    )

@@ -1,0 +1,229 @@
+"""Pictures of results. Every method has one colour and one marker, the same in all of them.
+
+Colours: Okabe & Ito (2008), told apart by the colour-blind; with the markers, also in print without colour.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from karhunen import recipes
+from karhunen.evaluation.result import Result
+from karhunen.evaluation.rows import Row, bits_per_element, is_smaller, row_of
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#8C6D1F", "#5E3C99", "#B2182B")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "p", "d", "H")
+OURS = {"karhunen": {"color": "#D55E00", "marker": "*", "zorder": 5}}
+BASELINES = {"full": "o", "fp8": "s", "int8": "X", "int4": "P", "int2": "v"}
+MAX_BARS = 40
+MAX_LINES = 12
+
+
+def style(recipe: str) -> dict[str, Any]:
+    """Colour and marker of a method: ours orange stars, the plain baselines grey, the papers all others."""
+    if recipe in OURS:
+        return OURS[recipe]
+    if recipe in BASELINES:
+        return {"color": "#777777", "marker": BASELINES[recipe]}
+    papers = [name for name in recipes.names() if name not in OURS and name not in BASELINES]
+    index = papers.index(recipe) if recipe in papers else len(papers) + sum(recipe.encode()) % 16
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+
+
+def rate_distortion(results: Sequence[Result]) -> Figure:
+    """KL and the share of changed predictions against bits per element, both on log scales."""
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    rows = [row_of(result) for result in results if is_smaller(result) and "kl" in result.get("metrics", {})]
+    _curves(left, rows, lambda row: row.kl, lambda row: (row.kl_low, row.kl_high))
+    _curves(right, rows, lambda row: None if row.top1 is None else 1 - row.top1, None)
+    left.set_ylabel("logit KL to the dense model, nats")
+    right.set_ylabel("share of predictions changed (1 − top-1 agreement)")
+    for axes in (left, right):
+        axes.set_xlabel("bits per element of coded tokens, all metadata included")
+        _log(axes)
+    handles, labels = left.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside right upper", frameon=False)
+    return _described(figure, results)
+
+
+def byte_account(results: Sequence[Result]) -> Figure:
+    """What the cache holds, by kind, as a share of the uncompressed cache."""
+    shown = _spread(results, MAX_BARS)
+    figure = Figure(figsize=(11, 1.2 + 0.3 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    kinds = (("codes", "#0072B2"), ("scales_and_gains", "#E69F00"), ("exact_tokens", "#999999"))
+    names = [result["configuration"]["text"] for result in shown]
+    places = range(len(shown))
+    left = [0.0] * len(shown)
+    for kind, colour in kinds:
+        share = [r["cache"]["bytes"][kind] / max(1, r["cache"]["bytes"]["dense"]) for r in shown]
+        axes.barh(places, share, left=left, color=colour, label=kind.replace("_", " "), height=0.7)
+        left = [a + b for a, b in zip(left, share, strict=True)]
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"share of the uncompressed cache ({shown[0]['configuration']['dtype']})")
+    axes.legend(frameon=False, loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+    return _described(figure, shown)
+
+
+def error_per_layer(results: Sequence[Result]) -> Figure | None:
+    """Attention KL and output error of each layer, one line per method at about the same rate."""
+    shown = _one_per_method([r for r in results if r.get("layers")])
+    if not shown:
+        return None
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axes, key in ((left, "attention_kl"), (right, "output_error")):
+        for result in shown:
+            layers = [row for row in result["layers"] if (row[key] or 0) > 0]
+            look = style(result["configuration"]["recipe"])
+            label = f"{result['configuration']['text']} ({bits_per_element(result):.2f} bits)"
+            axes.plot([x["layer"] for x in layers], [x[key] for x in layers], label=label, markersize=4, lw=1, **look)
+        axes.set_yscale("log")
+        axes.set_xlabel("layer")
+        axes.grid(alpha=0.25, which="both")
+    left.set_ylabel("attention KL, nats")
+    right.set_ylabel("attention output error, share of its energy")
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
+    return _described(figure, shown)
+
+
+def bits_per_head(result: Result) -> Figure | None:
+    """Mean bits per coefficient of each layer and head group; keys left, values right."""
+    rows = result.get("bits", [])
+    if not rows:
+        return None
+    figure = Figure(figsize=(11, 1.6 + 0.12 * len(rows)), layout="constrained")
+    most = max(bits for row in rows for bits in row["heads"])
+    image = None
+    for axes, slot in zip(figure.subplots(1, 2), ("key", "value"), strict=True):
+        mine = [row for row in rows if row["slot"] == slot]
+        grid = [row["heads"] for row in mine]
+        image = axes.imshow(grid, aspect="auto", cmap="cividis", vmin=0, vmax=most, interpolation="nearest")
+        axes.set_yticks(
+            range(0, len(mine), max(1, len(mine) // 10)), [r["layer"] for r in mine][:: max(1, len(mine) // 10)]
+        )
+        axes.set_xticks(range(len(grid[0])))
+        axes.set_xlabel("head" if len(grid[0]) > 1 else "all heads joined")
+        axes.set_ylabel("layer")
+        axes.set_title(f"{slot}s", loc="left")
+    figure.colorbar(image, ax=figure.axes, label="bits per coefficient, codes only")
+    return _described(figure, [result], result["configuration"]["text"])
+
+
+def needles(result: Result) -> Figure | None:
+    """Where a fact was found again, by length and depth: dense left, coded right."""
+    cells = result.get("needles", [])
+    if not cells:
+        return None
+    lengths, depths = (sorted({cell[key] for cell in cells}) for key in ("length", "depth"))
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    image = None
+    for axes, key in zip(figure.subplots(1, 2), ("dense", "coded"), strict=True):
+        share = {(cell["depth"], cell["length"]): cell[key] for cell in cells}
+        grid = [[share.get((depth, length), float("nan")) for length in lengths] for depth in depths]
+        image = axes.imshow(grid, aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+        axes.set_xticks(range(len(lengths)), lengths)
+        axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths])
+        for i, row in enumerate(grid):
+            for j, value in enumerate(row):
+                axes.text(j, i, f"{value:.2f}", ha="center", va="center", color="white" if value < 0.6 else "black")
+        axes.set_xlabel("tokens")
+        axes.set_ylabel("depth of the fact")
+        axes.set_title("dense" if key == "dense" else result["configuration"]["text"], loc="left")
+    figure.colorbar(image, ax=figure.axes, label="share found")
+    return _described(figure, [result])
+
+
+def speed(results: Sequence[Result]) -> Figure | None:
+    """Seconds per token against the length of the context; only where several lengths were measured."""
+    timed = [r for r in results if "read_per_token" in r.get("seconds", {})]
+    lengths = {r["configuration"]["task"]["prefill_tokens"] for r in timed}
+    if len(lengths) < 2:
+        return None
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for recipe in sorted({r["configuration"]["recipe"] for r in timed}):
+        mine = sorted(
+            (r["configuration"]["task"]["prefill_tokens"], r["seconds"]["read_per_token"])
+            for r in timed if r["configuration"]["recipe"] == recipe
+        )  # fmt: skip
+        axes.plot(*zip(*mine, strict=True), label=recipe, lw=1, **style(recipe))
+    axes.set_xlabel("tokens of context")
+    axes.set_ylabel("seconds per token")
+    _log(axes)
+    axes.legend(frameon=False, fontsize=8)
+    return _described(figure, timed)
+
+
+def caption(results: Sequence[Result]) -> str:
+    """n, model, text, commit: what a picture has to say of itself."""
+    n = max((r.get("metrics", {}).get("n_tokens", 0) for r in results), default=0)
+    models = sorted({f"{r['configuration']['model']} ({r['configuration']['dtype']})" for r in results})
+    texts = sorted({_text_of(result) for result in results})
+    commits = sorted({r["made"]["commit"] or "no commit" for r in results})
+    count = f"n = {n:,} tokens" if n else f"n = {max(len(r.get('answers', [])) for r in results)} questions"
+    return f"{count} · {', '.join(models)} · {_first(texts, 2, ' | ')} · commit {_first(commits, 3, ', ')}"
+
+
+def _text_of(result: Result) -> str:
+    documents = [document["name"] for document in result.get("documents", [])]
+    return _first(documents, 4, ", ") if documents else result["configuration"]["task"]["name"]
+
+
+def _first(names: list[str], n: int, separator: str) -> str:
+    return separator.join(names[:n]) + (f"{separator}…" if len(names) > n else "")
+
+
+def _curves(axes: Any, rows: list[Row], value: Callable[[Row], float | None], ends: Any) -> None:
+    for recipe in sorted({row.recipe for row in rows}):
+        mine = [row for row in rows if row.recipe == recipe and (value(row) or 0) > 0]
+        mine.sort(key=lambda row: row.bits_per_element)
+        if not mine:
+            continue
+        x, y = [row.bits_per_element for row in mine], [value(row) or 0.0 for row in mine]
+        spread = None
+        if ends is not None:
+            low = [max(0.0, at - (ends(row)[0] or at)) for row, at in zip(mine, y, strict=True)]
+            high = [max(0.0, (ends(row)[1] or at) - at) for row, at in zip(mine, y, strict=True)]
+            spread = [low, high]
+        axes.errorbar(x, y, yerr=spread, label=recipe, lw=1.2, markersize=6, capsize=2, elinewidth=0.7, **style(recipe))
+
+
+def _log(axes: Any) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    low, high = axes.get_xlim()
+    ticks = [t for t in (0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16) if low <= t <= high]
+    if len(ticks) > 1:
+        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(alpha=0.25, which="major")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _described(figure: Figure, results: Sequence[Result], title: str = "") -> Figure:
+    figure.suptitle(f"{title + ' · ' if title else ''}{caption(results)}", fontsize=8, x=0.01, ha="left")
+    return figure
+
+
+def _spread(results: Sequence[Result], n_most: int) -> list[Result]:
+    """At most so many, evenly over the rates, highest rate first."""
+    ordered = sorted(results, key=lambda r: (-bits_per_element(r), r["configuration"]["text"]))
+    step = max(1, -(-len(ordered) // n_most))
+    return ordered[::step]
+
+
+def _one_per_method(results: Sequence[Result], bits: float = 2.0) -> list[Result]:
+    nearest: dict[str, Result] = {}
+    for result in sorted(results, key=lambda r: abs(bits_per_element(r) - bits)):
+        nearest.setdefault(result["configuration"]["recipe"], result)
+    return [nearest[name] for name in sorted(nearest)][:MAX_LINES]

@@ -1,0 +1,128 @@
+"""One result as one row of a table: for the terminal, for Markdown, for the page."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from karhunen.evaluation.result import Result
+
+COLUMNS = (
+    "model", "task", "recipe", "bits/element", "× to 16 bit", "KL, nats", "KL 95 %", "top-1", "ΔNLL", "ppl", "score",
+    "dense",
+)  # fmt: skip
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """Figures of one result; the rate is that of `bits_per_element` below. What a task does not measure is None."""
+
+    model: str
+    task: str
+    text: str
+    recipe: str
+    rate: int | None
+    seed: int
+    bits_per_element: float
+    ratio_to_16_bits: float
+    kl: float | None
+    kl_low: float | None
+    kl_high: float | None
+    top1: float | None
+    nll_delta: float | None
+    perplexity: float | None
+    score: float | None
+    dense_score: float | None
+    commit: str
+    fingerprint: str
+
+    def cells(self) -> tuple[str, ...]:
+        """As text, in the order of COLUMNS."""
+        spread = "" if self.kl_low is None or self.kl_high is None else f"{self.kl_low:.4f} to {self.kl_high:.4f}"
+        return (
+            self.model,
+            self.task,
+            self.text,
+            f"{self.bits_per_element:.3f}",
+            f"{self.ratio_to_16_bits:.2f}",
+            _figure(self.kl, 4),
+            spread,
+            _figure(self.top1, 3),
+            _figure(self.nll_delta, 4),
+            _figure(self.perplexity, 3),
+            _figure(self.score, 3),
+            _figure(self.dense_score, 3),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON."""
+        return asdict(self)
+
+
+def row_of(result: Result) -> Row:
+    """The row of a result."""
+    configuration, metrics = result["configuration"], result.get("metrics", {})
+    kl = metrics.get("kl", {})
+    bits = bits_per_element(result)
+    return Row(
+        model=configuration["model"],
+        task=configuration["task"]["name"],
+        text=configuration["text"],
+        recipe=configuration["recipe"],
+        rate=configuration["rate"],
+        seed=configuration["seed"],
+        bits_per_element=bits,
+        ratio_to_16_bits=16 / bits,
+        kl=kl.get("mean"),
+        kl_low=kl.get("low"),
+        kl_high=kl.get("high"),
+        top1=metrics.get("top1_agreement", {}).get("mean"),
+        nll_delta=metrics.get("nll_delta", {}).get("mean"),
+        perplexity=metrics.get("perplexity_coded"),
+        score=metrics.get("score"),
+        dense_score=metrics.get("dense_score"),
+        commit=result["made"]["commit"],
+        fingerprint=result["fingerprint"],
+    )
+
+
+def is_coded(result: Result) -> bool:
+    """Whether any token of the cache was coded."""
+    return result["cache"]["coded_bits_per_element"] > 0
+
+
+def bits_per_element(result: Result) -> float:
+    """Of coded tokens, where some are and none is dropped. Else of the whole cache, its exact tokens taken at 16 bits:
+    16 for a cache that codes nothing, and less by what is dropped."""
+    cache = result["cache"]
+    accounts = [layer["account"] for layer in cache["layers"]]
+    n_elements = sum(account["n_elements"] for account in accounts)
+    if not n_elements:
+        return 16.0
+    bits = 8 * cache["bytes"]["dense"] / n_elements  # of an exact scalar
+    n_exact = 8 * cache["bytes"]["exact_tokens"] / bits
+    n_coded = sum(account["n_coded_elements"] for account in accounts)
+    if is_coded(result) and n_coded + n_exact > 0.999 * n_elements:
+        return cache["coded_bits_per_element"]
+    return (8 * (cache["bytes"]["codes"] + cache["bytes"]["scales_and_gains"]) + 16 * n_exact) / n_elements
+
+
+def is_smaller(result: Result) -> bool:
+    """Whether the cache holds less than the uncompressed one."""
+    return bits_per_element(result) < 16
+
+
+def markdown(rows: list[Row]) -> str:
+    """A table for a README: one row per result, by task and rate, with the commit it was measured at."""
+    wanted = ["model", "task", "recipe", "bits/element", "× to 16 bit", "KL, nats", "KL 95 %", "top-1", "ΔNLL"]
+    if any(row.score is not None for row in rows):
+        wanted += ["score", "dense"]
+    head = [*wanted, "commit"]
+    lines = ["| " + " | ".join(head) + " |", "|---|---|---|" + "---:|" * (len(head) - 4) + "---|"]
+    for row in sorted(rows, key=lambda row: (row.model, row.task, row.bits_per_element)):
+        cells = dict(zip(COLUMNS, row.cells(), strict=True))
+        lines.append("| " + " | ".join([*(cells[name] for name in wanted), f"`{row.commit}`"]) + " |")
+    return "\n".join(lines)
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,202 @@
+"""Every recipe on every task, each result a file; what is there already is not run again.
+
+    tasks × recipes ─▶ configurations ─▶ those without a file ─▶ fit ─▶ measure ─▶ one JSON each
+
+The dense model runs once per document, for all recipes; statistics are measured once per model, for the union of what
+the recipes need. A killed run loses the result it was working on and nothing else.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from karhunen.calibration.calibrate import calibrate
+from karhunen.calibration.texts import calibration_text
+from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.rates import Rated
+from karhunen.evaluation.result import path_of, write_result
+from karhunen.evaluation.tasks.base import Prepared, Task
+from karhunen.fit import fit
+from karhunen.hf.describe import identity_of
+from karhunen.recipe import Recipe
+from karhunen.statistics.artifact import load_statistics, save_statistics
+from karhunen.statistics.gathered import Statistics
+from karhunen.values import to_dict
+
+FEW_TOKENS = 512
+
+Load = Callable[[], tuple[Any, Any]]
+"""Loads model and tokenizer; with several jobs it is called in each process, so it must be picklable."""
+OnStage = Callable[[str], None]
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """What is evaluated, and where results and statistics are kept. `model_name` is how the user calls the model;
+    with `fixed_statistics` nothing is measured, and recipes that lack something are refused."""
+
+    model_name: str
+    dtype: str
+    tasks: tuple[Task, ...]
+    rated: tuple[Rated, ...]
+    results: Path
+    statistics: Path
+    seed: int = 0
+    limit: int | None = None
+    redo: bool = False
+    calibration_tokens: int = 16384
+    fixed_statistics: bool = False
+
+
+@final
+@dataclass
+class Outcome:
+    """Files of results, made now or before, and why the others are missing."""
+
+    made: list[Path] = field(default_factory=list)
+    kept: list[Path] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> list[Path]:
+        """All results of the plan."""
+        return sorted([*self.made, *self.kept])
+
+    def add(self, other: "Outcome") -> None:
+        """Take in what another process did."""
+        self.made += other.made
+        self.kept += other.kept
+        self.refused |= other.refused
+
+
+def evaluate(plan: Plan, load: Load, *, jobs: int = 1, on_stage: OnStage | None = None) -> Outcome:
+    """Run what is missing. A recipe that does not fit the model is refused by name and the others go on.
+
+    ValueError if a task does not fit the model, or the saved statistics belong to another one.
+    """
+    say = on_stage or (lambda _: None)
+    if jobs < 2 or len(plan.rated) < 2:
+        return _Run(plan, *load(), say).all()
+    model, tokenizer = load()
+    _Run(plan, model, tokenizer, say).statistics()
+    del model, tokenizer
+    shares = [replace(plan, rated=plan.rated[i::jobs]) for i in range(min(jobs, len(plan.rated)))]
+    threads = max(1, torch.get_num_threads() // len(shares))
+    outcome = Outcome()
+    with ProcessPoolExecutor(len(shares), mp_context=get_context("spawn")) as pool:
+        for share in pool.map(_work, shares, [load] * len(shares), [threads] * len(shares)):
+            outcome.add(share)
+    return outcome
+
+
+def gathered(
+    model: nn.Module, tokenizer: Any, wanted: Iterable[Recipe], folder: Path, max_tokens: int, on_stage: OnStage
+) -> Statistics:
+    """The statistics in `folder` if they hold what the recipes need; else measured now, with what they held."""
+    needs = {need for recipe in wanted for need in recipe.needs()}
+    if (folder / "config.json").is_file():
+        found = load_statistics(folder)
+        if reason := found.model.mismatch(identity_of(model)):
+            raise ValueError(f"the statistics in {folder} are of another model: {reason}")
+        held = set.intersection(*(set(layer.measured) for layer in found.layers.values()))
+        if needs <= held:
+            return found
+        needs |= held
+    if not needs:
+        max_tokens = FEW_TOKENS  # shapes and rotations only
+    on_stage(f"measuring {len(needs)} statistics on {max_tokens:,} tokens")
+    made = calibrate(model, calibration_text(), needs, tokenizer, max_tokens=max_tokens)
+    save_statistics(made, folder)
+    return made
+
+
+def _work(plan: Plan, load: Load, n_threads: int) -> Outcome:
+    torch.set_num_threads(n_threads)
+    return _Run(plan, *load(), lambda _: None).all()
+
+
+@final
+class _Run:
+    """One process's share of a plan."""
+
+    def __init__(self, plan: Plan, model: Any, tokenizer: Any, say: OnStage) -> None:
+        self.plan = plan
+        self.model = model
+        self.tokenizer = tokenizer
+        self.say = say
+        self.known: Statistics | None = None
+        self.outcome = Outcome()
+
+    def all(self) -> Outcome:
+        """Task by task, recipe by recipe."""
+        for task in self.plan.tasks:
+            prepared = task.prepare(self.model, self.tokenizer, self.plan.seed, self.plan.limit)
+            waiting = [(r, c) for r in self.plan.rated if not self._keep(c := self._configuration(task, prepared, r))]
+            for i, (rated, configuration) in enumerate(waiting):
+                self.say(f"{task.name}: {rated.text} ({i + 1} of {len(waiting)})")
+                self._one(rated, configuration, prepared)
+            del prepared
+        return self.outcome
+
+    def statistics(self) -> Statistics:
+        """Of the model, for all recipes of the plan; given ones are taken as they are."""
+        if self.known is None:
+            plan = self.plan
+            wanted = [] if plan.fixed_statistics else [rated.recipe for rated in plan.rated]
+            self.known = gathered(
+                self.model, self.tokenizer, wanted, plan.statistics, plan.calibration_tokens, self.say
+            )
+        return self.known
+
+    def _keep(self, configuration: Mapping[str, Any]) -> bool:
+        path = path_of(self.plan.results, configuration)
+        if self.plan.redo or not path.is_file():
+            return False
+        self.outcome.kept.append(path)
+        return True
+
+    def _one(self, rated: Rated, configuration: Mapping[str, Any], prepared: Prepared) -> None:
+        start = time.perf_counter()
+        try:
+            codec = fit(rated.recipe, self.statistics())
+            fitted = time.perf_counter()
+            body = prepared.measure(codec)
+        except ValueError as error:
+            self.outcome.refused[rated.text] = str(error)
+            self.say(f"{rated.text} is refused: {error}")
+            return
+        about = {
+            "codec": {"fingerprint": codec.fingerprint(), "table_bytes": codec.table_bytes()},
+            "calibration": {"sources": list(codec.origin.calibration), "n_tokens": codec.origin.n_tokens},
+            "fit_seconds": fitted - start,
+            "measure_seconds": time.perf_counter() - fitted,
+        }
+        made = {**asdict(provenance()), **about}
+        self.outcome.made.append(write_result(self.plan.results, configuration, {**body, "made": made}))
+
+    def _configuration(self, task: Task, prepared: Prepared, rated: Rated) -> dict[str, Any]:
+        identity = identity_of(self.model)
+        statistics = self.statistics() if rated.recipe.needs() else None
+        return {
+            "model": self.plan.model_name,
+            "architecture": identity.architecture,
+            "config_hash": identity.config_hash,
+            "weights_hash": identity.weights_hash,
+            "dtype": self.plan.dtype,
+            "task": {"name": task.name, **to_dict(task)},
+            "inputs": prepared.inputs,
+            "recipe": rated.name,
+            "text": rated.text,
+            "rate": rated.rate,
+            "recipe_fingerprint": rated.recipe.fingerprint(),
+            "calibration": list(statistics.sources) if statistics else [],
+            "seed": self.plan.seed,
+        }

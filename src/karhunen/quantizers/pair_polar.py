@@ -1,0 +1,102 @@
+"""A key's rotary pairs as radius and angle: a channel pair that is an outlier draws a circle, whose radius is smooth.
+
+    ρ = √(x_i² + x_j²), quantized by channel over a block of tokens;   θ = atan2(x_j, x_i), in 2^w sectors of the circle
+
+Source: PolarQuant (arXiv:2502.00527): post-RoPE keys, as many bits for ρ as for θ, groups of 128 tokens.
+Pairs are (i, i + c/2), as Llama rotates them, or (2i, 2i + 1) if `interleaved`; any pairing is undone exactly.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from karhunen.allocation.base import RateCost
+from karhunen.quantizers.affine import RANGE_BITS, AffineQuantizer
+from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec
+
+MAX_BITS = 8
+
+
+@final
+@dataclass(frozen=True)
+class PairPolar(QuantizerSpec):
+    """Radii with a float16 range per pair and `block_tokens` tokens; angles need none."""
+
+    block_tokens: int = 32
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1:
+            raise ValueError(f"a range over {self.block_tokens} tokens is empty; use 1 or more")
+
+    def cost(self, c: int) -> RateCost:
+        """Half a range per coefficient and block; ValueError if there are no pairs."""
+        if c % 2:
+            raise ValueError(f"{c} coefficients are not pairs")
+        return RateCost(group=1, overhead_bits=RANGE_BITS / 2 / self.block_tokens)
+
+    def fit(self, data: QuantizerData) -> "PairPolarQuantizer":
+        """Nothing is learned; ValueError unless every rate is the same."""
+        g, c = data.rates.shape
+        self.cost(c)
+        bits = int(data.rates.max().round())
+        if bool((data.rates != bits).any()) or not 1 <= bits <= MAX_BITS:
+            raise ValueError(f"radius and angle take one rate of 1 to {MAX_BITS} bits for all; use Uniform(4)")
+        radius = AffineQuantizer(torch.full((g, c // 2), bits, dtype=torch.int32), 1, self.block_tokens, 1.0)
+        return PairPolarQuantizer(radius, bits, self.interleaved)
+
+
+@final
+@dataclass(frozen=True)
+class PairPolarQuantizer(Quantizer):
+    """Symbols of all radii, then of all angles."""
+
+    radius: AffineQuantizer
+    angle_bits: int
+    interleaved: bool
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the radii, and the angles."""
+        return (*self.radius.widths, *(self.angle_bits,) * self.radius.bits.numel())
+
+    @property
+    def granule_tokens(self) -> int:
+        """A whole block."""
+        return self.radius.granule_tokens
+
+    def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
+        """Side information: `low` and `step` of the radii."""
+        first, second = self._pairs(y.double())
+        codes = self.radius.encode(torch.hypot(first, second))
+        sector = sectors(torch.atan2(second, first), self.angle_bits)
+        return Codes(torch.cat([codes.symbols, sector.transpose(-2, -1).flatten(1, 2)], dim=1), codes.side)
+
+    def decode(self, codes: Codes) -> Float[Tensor, "b g t c"]:
+        """The mirror of `encode`."""
+        g, pairs = self.radius.bits.shape
+        radius = self.radius.decode(Codes(codes.symbols[:, : g * pairs], codes.side))
+        angle = middles(codes.symbols[:, g * pairs :].unflatten(1, (g, pairs)).transpose(-2, -1), self.angle_bits)
+        parts = [radius * angle.cos(), radius * angle.sin()]
+        return torch.stack(parts, dim=-1).flatten(-2) if self.interleaved else torch.cat(parts, dim=-1)
+
+    def _pairs(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        if self.interleaved:
+            return y[..., 0::2], y[..., 1::2]
+        first, second = y.chunk(2, dim=-1)
+        return first, second
+
+
+def sectors(angle: Float[Tensor, "*b"], bits: int) -> Int[Tensor, "*b"]:
+    """Which of 2^bits equal sectors of the circle, counted from angle 0."""
+    n = 2**bits
+    return torch.remainder((angle / (2 * math.pi) * n).floor(), n).int()
+
+
+def middles(sector: Int[Tensor, "*b"], bits: int) -> Float[Tensor, "*b"]:
+    """The angle in the middle of a sector, float32."""
+    return (sector.float() + 0.5) * (2 * math.pi / 2**bits)

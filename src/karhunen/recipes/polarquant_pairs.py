@@ -1,0 +1,27 @@
+"""PolarQuant (arXiv:2502.00527): the radius and the angle of a key's rotary pairs; values per token.
+
+Reproduced: post-RoPE keys, as many bits for the radius (per channel, asymmetric) as for the angle; values evenly
+spaced.
+Departs: ranges over 32 tokens and not 128, so that all per-channel methods compare at one block (`group=128` is the
+paper's); angles take equal sectors of the circle and no range. (arXiv:2502.02617 of the same name is `polarquant`.)
+"""
+
+from karhunen.allocation.uniform import Uniform
+from karhunen.quantizers.affine import Affine, PerToken
+from karhunen.quantizers.pair_polar import PairPolar
+from karhunen.recipe import Recipe, Side
+from karhunen.windows.sink_recent import SinkRecent
+
+RATES = {4: {"group": 128}, 8: {"bits": 2, "group": 128}}
+
+
+def polarquant_pairs(
+    bits: int = 4, group: int = 32, interleaved: bool = False, sink: int = 4, recent: int = 128
+) -> Recipe:
+    """`bits` for each radius, angle and value coefficient; `interleaved` pairs (2i, 2i + 1), as GPT-J rotates them."""
+    return Recipe(
+        "polarquant_pairs",
+        key=Side(allocation=Uniform(bits), quantizer=PairPolar(group, interleaved)),
+        value=Side(allocation=Uniform(bits), quantizer=Affine(PerToken(group), fit_group=True)),
+        window=SinkRecent(sink, recent),
+    )

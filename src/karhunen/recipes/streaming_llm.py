@@ -1,0 +1,13 @@
+"""StreamingLLM (arXiv:2309.17453): attention sinks and the newest tokens, exact; everything else is dropped.
+
+Reproduced: 4 sinks, a window of 1,020 more. Departs: tokens keep their own positions where the paper counts positions
+within the cache, so the context is bounded by the model's own; pages of 16 tokens leave at a time.
+"""
+
+from karhunen.recipe import Recipe
+from karhunen.windows.streaming import Streaming
+
+
+def streaming_llm(sink: int = 4, recent: int = 1020) -> Recipe:
+    """`sink` first and `recent` newest tokens; nothing is coded."""
+    return Recipe("streaming_llm", key=None, value=None, window=Streaming(sink, recent))

@@ -1,0 +1,31 @@
+"""Every coordinate in the unit in which its error costs one: y_i = √M_ii x_i.
+
+    Σ_i (y_i − ŷ_i)² = Σ_i M_ii (x_i − x̂_i)²
+
+Source: KVQuant (arXiv:2401.18079) §3.2 weighs the error of each element with its Fisher information (diagonal); in
+these units a plain k-means is that weighted one.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from karhunen.transforms.affine_map import AffineMap
+from karhunen.transforms.base import TransformData, TransformSpec
+
+LEAST_SHARE = 1e-6  # of the mean cost: a coordinate that costs nothing keeps a scale that can be undone
+
+
+@final
+@dataclass(frozen=True)
+class MetricScale(TransformSpec):
+    """The square roots of the metric's diagonal, and no rotation."""
+
+    def fit(self, data: TransformData) -> AffineMap:
+        """One factor per coordinate; 1 where every error costs the same."""
+        cost = torch.ones(data.g, data.d, dtype=torch.float64)
+        if data.metric is not None:
+            cost = data.metric.diagonal(dim1=-2, dim2=-1).double()
+        scale = cost.clamp_min(LEAST_SHARE * float(cost.mean())).sqrt()
+        return AffineMap(torch.zeros(data.g, data.d), scale.diag_embed().float(), (1 / scale).diag_embed().float())

@@ -1,0 +1,106 @@
+"""Gradients through far reads: against PyTorch's own, where near and far are put together by hand."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from karhunen.calibration.gradients import measure_gradients
+from karhunen.hf import gradients
+from karhunen.hf.capture import Attention, routed_attention
+from karhunen.hf.gradients import SINK_TOKENS, read_gradients
+from karhunen.hf.probe import inference
+from karhunen.hf.rotary import detect_rotary
+from karhunen.statistics.need import Need
+from tests.hf.tiny import build
+
+N_TOKENS, NEAR = 48, 12
+FAMILIES = ("llama", "gemma3", "gpt_oss", "qwen3")
+
+
+def tokens(model: Any) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(3, model.config.get_text_config().vocab_size - 1, (N_TOKENS,), generator=generator)
+
+
+def by_autograd(model: Any, ids: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
+    """Far keys and values are leaves of their own in attention written out in full."""
+    leaves: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
+        far_k, far_v = (torch.zeros_like(x, requires_grad=True) for x in (key, value))
+        leaves[int(attention.module.layer_idx)] = far_k, far_v  # type: ignore[arg-type]
+        repeat = attention.query.shape[1] // key.shape[1]
+        k, v, k_far, v_far = (x.repeat_interleave(repeat, 1) for x in (key, value, key + far_k, value + far_v))
+        age = torch.arange(N_TOKENS)[:, None] - torch.arange(N_TOKENS)
+        far = (age >= NEAR) & (torch.arange(N_TOKENS) >= SINK_TOKENS)
+        hidden = age < 0
+        if attention.window_tokens is not None:
+            hidden = hidden | (age >= attention.window_tokens)
+        score = torch.where(far, attention.query @ k_far.mT, attention.query @ k.mT) * attention.scale
+        score = score.masked_fill(hidden, -torch.inf)
+        if attention.sinks is not None:
+            sink = attention.sinks[None, :, None, None].expand(1, -1, N_TOKENS, 1)
+            p = torch.cat([score, sink], -1).softmax(-1)[..., :-1]
+        else:
+            p = score.softmax(-1)
+        return ((p * far) @ v_far + (p * ~far) @ v).transpose(1, 2), None
+
+    head = model.get_output_embeddings()
+    with inference(model), torch.enable_grad(), routed_attention(model, attend):
+        hidden = gradients._hidden_states(model, head, ids)  # pyright: ignore[reportPrivateUsage]
+        gradients._backward(model, head, hidden, seed=0)  # pyright: ignore[reportPrivateUsage]
+    return {i: (cast("Tensor", k.grad), cast("Tensor", v.grad)) for i, (k, v) in leaves.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_far_gradients_are_those_of_attention_written_out(family: str) -> None:
+    model = build(family).float().eval()
+    ids = tokens(model)
+    ours, theirs = read_gradients(model, ids, seed=0, near_tokens=NEAR), by_autograd(model, ids)
+    assert ours.keys() == theirs.keys()
+    for layer, found in ours.items():
+        torch.testing.assert_close(found.by_key, theirs[layer][0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found.by_value, theirs[layer][1], rtol=1e-4, atol=1e-6)
+    assert any(bool(found.by_key.any()) for found in ours.values()), "some layer reads far tokens"
+
+
+def test_reads_within_the_window_and_of_sinks_give_no_gradient() -> None:
+    model = build("llama").float().eval()
+    found = read_gradients(model, tokens(model), seed=0, near_tokens=NEAR)[0]
+    assert not found.by_key[:, :, -NEAR:].any(), "the newest tokens have no far reader"
+    assert not found.by_value[:, :, :SINK_TOKENS].any()
+    assert not read_gradients(model, tokens(model), seed=0, near_tokens=N_TOKENS)[0].by_key.any()
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = build("llama").float()
+    before = {name: (p.requires_grad, p.grad) for name, p in model.named_parameters()}
+    implementation = model.config._attn_implementation
+    read_gradients(model, tokens(model), seed=0)
+    assert {name: (p.requires_grad, p.grad) for name, p in model.named_parameters()} == before
+    assert model.config._attn_implementation == implementation
+    assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+def test_the_same_seed_draws_the_same_outcomes() -> None:
+    model = build("llama").float().eval()
+    first, again, other = (read_gradients(model, tokens(model), seed, NEAR)[0].by_value for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_fisher_moments_are_gradients_turned_into_the_frame() -> None:
+    model = build("llama").float().eval()
+    ids, rotaries = tokens(model), detect_rotary(model)
+    need = Need("gradients", "key", block_tokens=1, skip_tokens=SINK_TOKENS)
+    plain = Need("gradients", "key", skip_tokens=SINK_TOKENS)
+    found = measure_gradients(model, ids, [need, plain], (0, 1), rotaries, seed=0, near_tokens=NEAR)
+    turned, still = found[0][need], found[0][plain]
+    assert float(turned.count[0]) == N_TOKENS - SINK_TOKENS
+    assert bool(turned.outer.any())
+    trace = [m.outer.diagonal(dim1=-2, dim2=-1).sum() for m in (turned, still)]
+    torch.testing.assert_close(trace[0], trace[1])
+    assert not torch.allclose(turned.outer, still.outer)

@@ -21,7 +21,7 @@ import torch
 
 from karhunen import recipes
 from karhunen.codec import LayerCodec
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.statistics.gathered import LayerStatistics, Statistics
 from karhunen.statistics.identity import LayerShape, ModelIdentity
 from karhunen.statistics.moments import Moments

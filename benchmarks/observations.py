@@ -28,7 +28,7 @@ from karhunen.calibration.texts import evaluation_text
 from karhunen.evaluation.attention_error import attention_errors, capture
 from karhunen.evaluation.composition import anatomy
 from karhunen.evaluation.provenance import provenance
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.quantizers.affine import Affine, PerToken
 from karhunen.recipe import Recipe, Side

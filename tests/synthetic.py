@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from karhunen.codec import Codec
-from karhunen.fit import fit
-from karhunen.frames.rope_frame import RopeFrame
+from karhunen.fitting import fit
+from karhunen.frames.rope_frame import RopeFrame, join_heads
 from karhunen.recipe import Recipe, Side
 from karhunen.recipes import make
 from karhunen.statistics.gathered import LayerStatistics, Statistics
 from karhunen.statistics.identity import LayerShape, ModelIdentity
 from karhunen.statistics.moments import Moments
 from karhunen.statistics.need import Need, Statistic
+from karhunen.statistics.projection import Projection
 from karhunen.statistics.rotary import Rotary
 from karhunen.statistics.samples import Samples
 from karhunen.windows.sink_recent import SinkRecent
@@ -50,6 +51,11 @@ def cached(shape: LayerShape, b: int, t: int, seed: int = 0) -> tuple[Tensor, Te
 def measure(need: Need, shape: LayerShape, key: Tensor, value: Tensor, turn: Rotary | None) -> Statistic:
     """The statistic of the given cached vectors `[1 h t d]`."""
     x = key if need.slot == "key" else value
+    if need.kind == "projection":  # from hidden states as wide as the keys
+        n_hidden, n_out = (y.shape[1] * y.shape[3] for y in (key, x))
+        return Projection(torch.randn(n_hidden, n_out, generator=seeded(8)) / n_hidden**0.5, torch.ones(n_out))
+    if need.kind == "activations":
+        return Moments.of(join_heads(key)[0])
     frame = RopeFrame(need.block_tokens, need.joined)
     inside = frame.forward(x, torch.arange(x.shape[2])[None], turn if need.slot == "key" else None)[0]
     g, _, d = inside.shape

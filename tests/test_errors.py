@@ -15,7 +15,7 @@ import torch
 from tests.synthetic import SMALL, cached, codec, quick, statistics
 
 from karhunen.codec import Codec
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.metrics.output import OutputMetric
 from karhunen.metrics.query import QueryMetric
 from karhunen.quantizers.affine import Affine, PerToken

@@ -17,7 +17,7 @@ LAYERS = (
     ("monitoring", "planning", "calibration"),
     ("hf",),
     ("recipes",),
-    ("fit",),
+    ("fitting",),
     ("recipe",),
     ("attention",),
     ("store",),

@@ -15,7 +15,7 @@ _HOME = {
     "Codec": "karhunen.codec",
     "Recipe": "karhunen.recipe",
     "Side": "karhunen.recipe",
-    "fit": "karhunen.fit",
+    "fit": "karhunen.fitting",
     "make": "karhunen.recipes",
     "names": "karhunen.recipes",
     "Statistics": "karhunen.statistics.gathered",

@@ -7,7 +7,7 @@ from tests.synthetic import cached, statistics
 from karhunen.allocation.base import RateCost
 from karhunen.allocation.water_filling import WaterFilling, bits_for, stored_bits
 from karhunen.codec import Codec
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.recipe import Recipe
 from karhunen.recipes import make
 from karhunen.statistics.identity import LayerShape

@@ -11,7 +11,7 @@ from karhunen.attention import absorbed, reference
 from karhunen.attention.absorbed import Absorbed
 from karhunen.attention.reference import Partial, merge
 from karhunen.codec import LayerCodec, Packed
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.recipe import Recipe, Side
 from karhunen.recipes import make

@@ -11,7 +11,7 @@ from karhunen.allocation.uniform import Uniform
 from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.output_correction import corrections, measure_outputs
 from karhunen.codec import Codec
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.hf.cache import CompressedCache
 from karhunen.hf.output_weights import bake, output_weights, with_output_weights
 from karhunen.hf.probe import cache_argument

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.synthetic import seeded, vectors
+from tests.synthetic import measure, seeded, vectors
 from torch import Tensor
 
 from karhunen.allocation.base import Allocation, RateCost
 from karhunen.allocation.uniform import Uniform
+from karhunen.frames.rope_frame import join_heads
 from karhunen.metrics.base import Metric
 from karhunen.metrics.output import OutputMetric
 from karhunen.packing.base import PackingSpec
@@ -60,13 +61,34 @@ def coefficients(b: int = 1, t: int = N, seed: int = 0) -> Tensor:
     return vectors(b, G, t, C, seed)
 
 
-def positive_definite(seed: int) -> Tensor:
-    root = torch.randn(G, C, 2 * C, generator=seeded(seed), dtype=torch.float64)
-    return root @ root.mT / (2 * C)
+def positive_definite(seed: int, g: int, d: int) -> Tensor:
+    root = torch.randn(g, d, 2 * d, generator=seeded(seed), dtype=torch.float64)
+    return root @ root.mT / (2 * d)
 
 
-def transform(name: str, metric: Tensor | None = None) -> Transform:
-    return TRANSFORMS[name].fit(TransformData(G, C, Moments.of(coefficients()[0]), metric))
+# Of what a transform may be: keys or values of each head, or keys before RoPE with the heads side by side.
+ABOUTS = (Need("moments", "key"), Need("moments", "value"), Need("moments", "key", 1, joined=True))
+
+
+def transform(name: str, weighted: bool = False) -> tuple[Transform, bool]:
+    """Fitted to the first kind of vectors that this transform takes, and whether heads are joined in them."""
+    spec, shape, refusals = TRANSFORMS[name], LayerShape("full", G, G, C, C), []
+    for about in ABOUTS:
+        x = coefficients()
+        g, d, n_heads = (1, G * C, G) if about.joined else (G, C, 1)
+        moments = Moments.of((join_heads(x) if about.joined else x)[0])
+        metric = positive_definite(2, g, d) if weighted else None
+        try:
+            measured = {need: measure(need, shape, x, x, None) for need in spec.needs(about)}
+            return spec.fit(TransformData(g, d, moments, metric, about, measured, n_heads)), about.joined
+        except ValueError as error:
+            refusals.append(str(error))
+    raise AssertionError(f"{name} takes no vectors: {refusals}")
+
+
+def vectors_for(joined: bool, b: int, t: int, seed: int) -> Tensor:
+    x = coefficients(b, t, seed).double()
+    return join_heads(x) if joined else x
 
 
 def quantizer(name: str) -> Quantizer:
@@ -101,15 +123,16 @@ def test_a_kind_made_of_its_own_description_is_the_same(name: str) -> None:
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "metric"])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_the_inverse_undoes_the_transform(name: str, weighted: bool) -> None:
-    fitted, x = transform(name, positive_definite(2) if weighted else None), coefficients(b=3, t=17, seed=5)
+    fitted, joined = transform(name, weighted)
+    x = vectors_for(joined, b=3, t=17, seed=5)
     back = fitted.inverse(fitted.forward(x).double())
     assert (back - x).abs().max() <= 2e-5 * x.abs().max()
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_transform_is_affine_and_acts_on_each_token_alone(name: str) -> None:
-    fitted = transform(name)
-    x, z = coefficients(t=9, seed=5).double(), coefficients(t=9, seed=6).double()
+    fitted, joined = transform(name)
+    x, z = (vectors_for(joined, b=1, t=9, seed=seed) for seed in (5, 6))
     middle = fitted.forward((x + z) / 2)
     assert torch.allclose(middle, (fitted.forward(x) + fitted.forward(z)) / 2, atol=1e-9)
     assert torch.allclose(fitted.forward(x)[:, :, 3:4], fitted.forward(x[:, :, 3:4]), atol=1e-9)

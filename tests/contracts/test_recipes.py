@@ -11,7 +11,7 @@ from tests.synthetic import SMALL, cached, codec, quick, statistics
 from torch import Tensor
 
 from karhunen.codec import Codec
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.recipe import Recipe, recipe_kinds
 from karhunen.recipes import make, names
 from karhunen.statistics.identity import LayerShape

@@ -13,7 +13,7 @@ from karhunen import recipes
 from karhunen.calibration.calibrate import calibrate
 from karhunen.codec import Codec
 from karhunen.evaluation.score import DenseRun, Document, run_dense
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.hf.embedded import load
 from karhunen.statistics.gathered import Statistics
 from karhunen.windows.sink_recent import SinkRecent

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from karhunen.codec import Packed, SideCodec
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.packing.bit_fields import BitFields, FixedWidth
 from karhunen.quantizers.affine import AffineQuantizer

@@ -21,7 +21,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedTokenizerFast
 
 from karhunen.allocation.uniform import Uniform
 from karhunen.codec import Codec
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.hf.cache import CompressedCache, CompressedLayer, dense_cache
 from karhunen.hf.compressed import compressed, make_cache

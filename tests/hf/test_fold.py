@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from karhunen.calibration.calibrate import calibrate
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.hf.fold import fold, kept_ranks, rank_cut
 from karhunen.hf.probe import cache_argument
 from karhunen.recipes import make

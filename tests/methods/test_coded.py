@@ -14,7 +14,7 @@ from karhunen.allocation.dynamic_programming import DynamicProgramming, knapsack
 from karhunen.allocation.leading import Leading
 from karhunen.allocation.water_filling import WaterFilling
 from karhunen.codec import SideCodec
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.packing.bit_fields import FixedWidth
 from karhunen.packing.deflate import Deflate
 from karhunen.quantizers.base import QuantizerData

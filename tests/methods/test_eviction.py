@@ -9,7 +9,7 @@ from tests.hf.tiny import build
 from tests.synthetic import SMALL, cached, statistics
 
 from karhunen.codec import Codec
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.hf.cache import CompressedCache
 from karhunen.hf.describe import identity_of
 from karhunen.hf.probe import cache_argument

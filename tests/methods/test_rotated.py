@@ -8,7 +8,7 @@ from tests.synthetic import codec, seeded, vectors
 from torch import Tensor
 
 from karhunen.codec import SideCodec
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.quantizers.affine import Affine
 from karhunen.quantizers.base import Quantizer, QuantizerData
 from karhunen.quantizers.lloyd_max import LloydMax

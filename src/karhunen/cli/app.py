@@ -224,6 +224,9 @@ def leaderboard(
         Path | None, typer.Option("--output", "-o", help="Where the page goes; RESULTS/report if not given.")
     ] = None,
     statistics: SavedStatistics = None,
+    prefill_tokens: PrefillTokens = 2048,
+    scored_tokens: ScoredTokens = 192,
+    generated_tokens: GeneratedTokens = 24,
     jobs: Jobs = 1,
     redo: Redo = False,
     dtype: Dtype = "float32",
@@ -233,7 +236,7 @@ def leaderboard(
     from karhunen.cli.evaluate import Wanted, run_leaderboard
 
     chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, ("texts",))
-    sizes = ("exact", 2560, 384, 48)
+    sizes = ("exact", prefill_tokens, scored_tokens, generated_tokens)
     wanted = Wanted(model, dtype, *chosen, results, statistics, *sizes, None, 0, jobs, redo)
     return run_leaderboard(wanted, output or results / "report", as_json)
 

@@ -22,7 +22,7 @@ def run(
     from karhunen import recipes
     from karhunen.calibration.calibrate import calibrate
     from karhunen.calibration.texts import calibration_text, read_texts
-    from karhunen.fit import fit
+    from karhunen.fitting import fit
     from karhunen.folder import check_target
     from karhunen.statistics.artifact import load_statistics, save_statistics
 

@@ -18,7 +18,7 @@ from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.texts import calibration_text, evaluation_text
 from karhunen.codec import Codec
 from karhunen.evaluation.score import Document, Score, run_dense, score
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.hf.generation import Generation, generate, prompt_tokens
 from karhunen.recipe import Recipe
 

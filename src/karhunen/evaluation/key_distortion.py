@@ -8,7 +8,7 @@ key would have; the vectors it is measured on are not those the codec was traine
 
 from dataclasses import replace
 
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.recipe import Recipe, Side
 from karhunen.statistics.gathered import LayerStatistics, Statistics
 from karhunen.statistics.moments import Moments

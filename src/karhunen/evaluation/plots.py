@@ -4,6 +4,7 @@ Colours: Okabe & Ito (2008), told apart by the colour-blind; with the markers, a
 """
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -12,30 +13,36 @@ from karhunen import recipes
 from karhunen.evaluation.result import Result
 from karhunen.evaluation.rows import Row, bits_per_element, is_smaller, row_of
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#8C6D1F", "#5E3C99", "#B2182B")
+COLOURS = ("#0072B2", "#B2182B", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#8C6D1F", "#5E3C99")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "p", "d", "H")
-OURS = {"karhunen": {"color": "#D55E00", "marker": "*", "zorder": 5}}
-BASELINES = {"full": "o", "fp8": "s", "int8": "X", "int4": "P", "int2": "v"}
-MAX_BARS = 40
+OURS = "karhunen"
+BASELINES = {"full": "o", "fp8": "s", "fp8_static": "D", "int8": "X", "int4": "P", "int2": "v"}
+FIRST = ("spectra", "nova_kv", "turboquant", "kivi", "quarot", "kvquant", "kvtc", "palu")  # each a colour of its own
+MAX_BARS = 70
 MAX_LINES = 12
 
 
 def style(recipe: str) -> dict[str, Any]:
-    """Colour and marker of a method: ours orange stars, the plain baselines grey, the papers all others."""
-    if recipe in OURS:
-        return OURS[recipe]
+    """Colour, marker and line of a method: ours orange stars, plain baselines grey, of the papers the first eight
+    solid lines of their own colour, the others dashed lines told apart by colour and marker together."""
+    if recipe == OURS:
+        return {"color": "#D55E00", "marker": "*", "zorder": 5, "linestyle": "-"}
     if recipe in BASELINES:
-        return {"color": "#777777", "marker": BASELINES[recipe]}
-    papers = [name for name in recipes.names() if name not in OURS and name not in BASELINES]
-    index = papers.index(recipe) if recipe in papers else len(papers) + sum(recipe.encode()) % 16
-    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+        return {"color": "#777777", "marker": BASELINES[recipe], "linestyle": ":"}
+    if recipe in FIRST:
+        i = FIRST.index(recipe)
+        return {"color": COLOURS[i], "marker": MARKERS[i], "linestyle": "-"}
+    others = [name for name in recipes.names() if name not in (OURS, *BASELINES, *FIRST)]
+    i = others.index(recipe) if recipe in others else len(others) + sum(recipe.encode()) % 16
+    return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[(i + 5) % len(MARKERS)], "linestyle": "--"}
 
 
 def rate_distortion(results: Sequence[Result]) -> Figure:
     """KL and the share of changed predictions against bits per element, both on log scales."""
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
     rows = [row_of(result) for result in results if is_smaller(result) and "kl" in result.get("metrics", {})]
+    n_methods = len({row.recipe for row in rows})
+    figure = Figure(figsize=(11, max(4.6, 0.6 + 0.17 * n_methods)), layout="constrained")
+    left, right = figure.subplots(1, 2)
     _curves(left, rows, lambda row: row.kl, lambda row: (row.kl_low, row.kl_high))
     _curves(right, rows, lambda row: None if row.top1 is None else 1 - row.top1, None)
     left.set_ylabel("logit KL to the dense model, nats")
@@ -45,15 +52,16 @@ def rate_distortion(results: Sequence[Result]) -> Figure:
         _log(axes)
     handles, labels = left.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside right upper", frameon=False)
+        figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
     return _described(figure, results)
 
 
 def byte_account(results: Sequence[Result]) -> Figure:
     """What the cache holds, by kind, as a share of the uncompressed cache."""
-    shown = _spread(results, MAX_BARS)
-    figure = Figure(figsize=(11, 1.2 + 0.3 * len(shown)), layout="constrained")
+    shown = _spread(list({result["configuration"]["text"]: result for result in results}.values()), MAX_BARS)
+    figure = Figure(figsize=(11, 1.2 + 0.2 * len(shown)), layout="constrained")
     axes = figure.subplots()
+    axes.margins(y=0.01)
     kinds = (("codes", "#0072B2"), ("scales_and_gains", "#E69F00"), ("exact_tokens", "#999999"))
     names = [result["configuration"]["text"] for result in shown]
     places = range(len(shown))
@@ -62,7 +70,7 @@ def byte_account(results: Sequence[Result]) -> Figure:
         share = [r["cache"]["bytes"][kind] / max(1, r["cache"]["bytes"]["dense"]) for r in shown]
         axes.barh(places, share, left=left, color=colour, label=kind.replace("_", " "), height=0.7)
         left = [a + b for a, b in zip(left, share, strict=True)]
-    axes.set_yticks(places, names)
+    axes.set_yticks(places, names, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(f"share of the uncompressed cache ({shown[0]['configuration']['dtype']})")
     axes.legend(frameon=False, loc="lower right")
@@ -85,6 +93,7 @@ def error_per_layer(results: Sequence[Result]) -> Figure | None:
             axes.plot([x["layer"] for x in layers], [x[key] for x in layers], label=label, markersize=4, lw=1, **look)
         axes.set_yscale("log")
         axes.set_xlabel("layer")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.25, which="both")
     left.set_ylabel("attention KL, nats")
     right.set_ylabel("attention output error, share of its energy")
@@ -181,18 +190,28 @@ def _first(names: list[str], n: int, separator: str) -> str:
 
 
 def _curves(axes: Any, rows: list[Row], value: Callable[[Row], float | None], ends: Any) -> None:
+    """One line per method through its rates; where a setting was measured on several seeds, through their means."""
     for recipe in sorted({row.recipe for row in rows}):
-        mine = [row for row in rows if row.recipe == recipe and (value(row) or 0) > 0]
-        mine.sort(key=lambda row: row.bits_per_element)
-        if not mine:
+        settings: dict[str, list[tuple[Row, float]]] = {}
+        for row in rows:
+            if row.recipe == recipe and (y := value(row)) is not None and y > 0:
+                settings.setdefault(row.text, []).append((row, y))
+        points = sorted((fmean(r.bits_per_element for r, _ in s), fmean(y for _, y in s), s) for s in settings.values())
+        if not points:
             continue
-        x, y = [row.bits_per_element for row in mine], [value(row) or 0.0 for row in mine]
-        spread = None
-        if ends is not None:
-            low = [max(0.0, at - (ends(row)[0] or at)) for row, at in zip(mine, y, strict=True)]
-            high = [max(0.0, (ends(row)[1] or at) - at) for row, at in zip(mine, y, strict=True)]
-            spread = [low, high]
-        axes.errorbar(x, y, yerr=spread, label=recipe, lw=1.2, markersize=6, capsize=2, elinewidth=0.7, **style(recipe))
+        look = style(recipe)
+        bars = [_bar(y, s, ends) for _, y, s in points]
+        x, y = [point[0] for point in points], [point[1] for point in points]
+        spread = list(zip(*bars, strict=True))
+        axes.errorbar(x, y, yerr=spread, label=recipe, lw=1.1, markersize=5, capsize=2, elinewidth=0.7, **look)
+
+
+def _bar(y: float, of: list[tuple[Row, float]], ends: Any) -> tuple[float, float]:
+    """Below and above: the interval of a single result, the range of several."""
+    low, high = min(value for _, value in of), max(value for _, value in of)
+    if len(of) == 1 and ends is not None:
+        low, high = ends(of[0][0])
+    return max(0.0, y - (low or y)), max(0.0, (high or y) - y)
 
 
 def _log(axes: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any, final
 
 from karhunen import recipes
 from karhunen.recipe import Recipe
+from karhunen.windows.sink_recent import SinkRecent
 
 RATES = (4, 8, 12)
 
@@ -30,7 +31,8 @@ class Rated:
 def rated(texts: Sequence[str], rates: Sequence[int] = RATES, window: tuple[int, int] | None = None) -> list[Rated]:
     """Bare names at every rate, each setting once; a name with options as it stands.
 
-    `window` (sinks, recent) is given to every bare name that has these options, so that methods compare at one window.
+    `window` (sinks, recent) is given to every bare name that has these options, so that methods compare at one window;
+    where `recent` is not the exact window but the rate itself (StreamingLLM) it stays.
     """
     found: list[Rated] = []
     for text in texts:
@@ -45,7 +47,8 @@ def at(name: str, rate: int | None, window: tuple[int, int] | None = None) -> Ra
     """One recipe at one of its own rates."""
     known = inspect.signature(recipes.maker(name)).parameters
     options: dict[str, Any] = dict(settings(name).get(rate, {})) if rate is not None else {}
-    if window is not None and {"sink", "recent"} <= known.keys():
+    kind = recipes.make(name, **options).window
+    if window is not None and isinstance(kind, SinkRecent) and {"sink", "recent"} <= known.keys():
         options = {"sink": window[0], "recent": window[1], **options}
     shown = {k: v for k, v in options.items() if v != known[k].default}
     text = name + (":" + ",".join(f"{k}={v}" for k, v in sorted(shown.items())) if shown else "")

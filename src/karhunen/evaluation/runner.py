@@ -23,7 +23,7 @@ from karhunen.evaluation.provenance import provenance
 from karhunen.evaluation.rates import Rated
 from karhunen.evaluation.result import path_of, write_result
 from karhunen.evaluation.tasks.base import Prepared, Task
-from karhunen.fit import fit
+from karhunen.fitting import fit
 from karhunen.hf.describe import identity_of
 from karhunen.recipe import Recipe
 from karhunen.statistics.artifact import load_statistics, save_statistics

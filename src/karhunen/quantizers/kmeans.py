@@ -8,8 +8,10 @@ They are spread by √((d + 2)/d), since the best points are as dense as p^{d/(d
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
+
+from karhunen.quantizers.nearest import nearest
 
 
 def kmeans(
@@ -21,9 +23,10 @@ def kmeans(
         raise ValueError(f"{n} calibration samples cannot train {n_entries} codebook entries; calibrate on more text")
     x = x.float()
     weight = torch.ones(s, n) if weight is None else weight.float()
-    entries = _spread_samples(x, n_entries, seed)
+    sizes = (x.abs().amax(1) > 0).sum(-1).clamp_min(1).tolist()  # columns that are zero throughout are padding
+    entries = _spread_samples(x, n_entries, seed, sizes)
     for _ in range(n_iterations):
-        chosen, error = nearest(x, entries)
+        chosen, error = nearest(x, entries, sizes)
         mass = torch.zeros(s, n_entries).scatter_add_(1, chosen, weight)
         total = torch.zeros(s, n_entries, w).scatter_add_(1, chosen[..., None].expand(-1, -1, w), x * weight[..., None])
         entries = torch.where(mass[..., None] > 0, total / mass[..., None].clamp_min(1e-30), entries)
@@ -31,23 +34,15 @@ def kmeans(
     return entries
 
 
-def _spread_samples(x: Float[Tensor, "s n w"], n_entries: int, seed: int) -> Float[Tensor, "s e w"]:
-    """Where entries start. Columns that are zero throughout are padding and do not count as dimensions."""
+def _spread_samples(x: Float[Tensor, "s n w"], n_entries: int, seed: int, sizes: list[int]) -> Float[Tensor, "s e w"]:
+    """Where entries start, in sets of `sizes` dimensions."""
     n = x.shape[1]
     start = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:n_entries].sort().values
-    size = (x.abs().amax(1) > 0).sum(-1).clamp_min(1)
+    size = torch.tensor(sizes)
     quantiles = x.sort(dim=1).values[:, ((torch.arange(n_entries) + 0.5) * n / n_entries).long()]
     drawn = torch.where((size == 1)[:, None, None], quantiles, x[:, start])
     mean = x.mean(1, keepdim=True)
     return mean + (drawn - mean) * ((size + 2) / size).sqrt()[:, None, None]
-
-
-def nearest(x: Float[Tensor, "s n w"], entries: Float[Tensor, "s e w"]) -> tuple[Int[Tensor, "s n"], Tensor]:
-    """Index of the nearest entry (the lowest on a tie) and the squared distance to it, in the dtype of `x`."""
-    half_norm = entries.square().sum(-1) / 2
-    score = torch.baddbmm(half_norm[:, None], x, entries.mT, beta=-1)  # ⟨x, e⟩ − ‖e‖²/2
-    best, chosen = score.max(-1)
-    return chosen, (x.square().sum(-1) - 2 * best).clamp_min(0)
 
 
 def _reseed_empty(entries: Tensor, mass: Tensor, chosen: Tensor, error: Tensor) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from karhunen.quantizers.base import QuantizerData
 from karhunen.quantizers.gains import GainKind, split_gain
-from karhunen.quantizers.kmeans import kmeans, nearest
+from karhunen.quantizers.kmeans import kmeans
+from karhunen.quantizers.nearest import nearest
 from karhunen.quantizers.vector import VectorQuantizer
 
 EntryKind = Literal["float16", "float8_e5m2"]
@@ -91,7 +92,7 @@ def _train_batch(planes: list[Plane], rest: Float[Tensor, "g n c"], how: Trainin
     books = kmeans(x, 2 ** planes[0].bits, how.n_iterations, how.seed)
     stored, scales = _stored(books, how.entries)
     values = stored.float() * scales[:, None, None]
-    chosen, _ = nearest(x, values)
+    chosen, _ = nearest(x, values, [len(plane.coordinates) for plane in planes])
     for row, plane in enumerate(planes):
         size = len(plane.coordinates)
         rest[plane.group][:, list(plane.coordinates)] -= values[row, chosen[row], :size]

@@ -16,9 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from karhunen.kernels.byte_encode import byte_encode
+from karhunen.kernels.byte_tables import ByteTables
 from karhunen.quantizers.base import Codes, Quantizer
 from karhunen.quantizers.gains import GainKind, apply_gain, split_gain
-from karhunen.quantizers.kmeans import nearest
+from karhunen.quantizers.nearest import encode_path, nearest
 
 CHUNK_TOKENS = 4096  # bounds the distance table: tokens × entries × planes of one width
 
@@ -26,7 +28,7 @@ CHUNK_TOKENS = 4096  # bounds the distance table: tokens × entries × planes of
 @final
 @dataclass(frozen=True)
 class VectorQuantizer(Quantizer):
-    """`s` planes over `g` head groups of `c` coefficients. Plane j belongs to group `plane_group[j]`, stage
+    """`s` planes over `g` head groups of `c` coefficients, group by group, a plane after those it refines. Plane j belongs to group `plane_group[j]`, stage
     `plane_stage[j]`, has 2^`plane_bits[j]` entries of `plane_size[j]` coefficients at `coordinates` (concatenated).
 
     `entries` holds all tables end to end, row by row; `scale[j]` multiplies table j (1 unless the entries are float8).
@@ -90,14 +92,26 @@ class VectorQuantizer(Quantizer):
             found.append(Bucket(torch.tensor(planes), torch.stack(columns), tables))
         return tuple(found)
 
+    @cached_property
+    def byte_tables(self) -> ByteTables | None:
+        """The tables as kernels read them; None unless every symbol is a byte."""
+        if not len(self.widths) or set(self.widths) != {8}:
+            return None
+        heads: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(self.g)]
+        for j, group in enumerate(self.plane_group.tolist()):
+            heads[group].append((self.table(j), self.plane_coordinates(j)))
+        return ByteTables.from_planes(heads, self.c)
+
     def _encode_rows(self, y: Float[Tensor, "b g t c"]) -> Int[Tensor, "b s t"]:
         b, _, t, _ = y.shape
+        if self.byte_tables is not None:
+            return byte_encode(y.float(), self.byte_tables, path=encode_path(y.device)).int()
         rest = y.transpose(1, 2).flatten(2).clone()  # [b t gc]
         symbols = torch.empty(b, len(self.widths), t, dtype=torch.int32, device=y.device)
         last_stage = int(self.plane_stage.max()) if len(self.widths) else 0
         for bucket in self.buckets:
             x = rest[:, :, bucket.columns].permute(2, 0, 1, 3).flatten(1, 2)  # [s bt w]
-            chosen, _ = nearest(x, bucket.tables.double())
+            chosen, _ = nearest(x, bucket.tables)
             chosen = chosen.unflatten(1, (b, t)).transpose(0, 1)  # [b s t]
             symbols[:, bucket.planes] = chosen.int()
             if last_stage > 0:

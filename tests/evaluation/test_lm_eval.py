@@ -1,0 +1,122 @@
+"""A real task file on local data, through our cache and through lm-eval's own model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.evaluation.conftest import codec_of
+
+from karhunen.statistics.gathered import Statistics
+
+pytest.importorskip("lm_eval", reason="lm-eval is not installed; pip install 'karhunen[eval]'")
+
+CHOICE = """
+task: local_choice
+dataset_path: json
+dataset_kwargs: {data_files: {test: DATA}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{context}} Question: {{question}} Answer:"
+doc_to_target: "{{label}}"
+doc_to_choice: "{{choices}}"
+metric_list: [{metric: acc}, {metric: acc_norm}]
+"""
+WORDS = """
+task: local_words
+dataset_path: json
+dataset_kwargs: {data_files: {test: DATA}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{context}} Question: {{question}} Answer:"
+doc_to_target: "{{choices[label]}}"
+generation_kwargs: {until: ["."], max_gen_toks: 6, do_sample: false}
+metric_list: [{metric: exact_match}]
+"""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = [
+        {
+            "context": " ".join(f"Line {j} says {i * j % 7}." for j in range(8)),
+            "question": f"What does line {i} say?",
+            "choices": [str(i), str(i + 1), "nothing at all"],
+            "label": i % 3,
+        }
+        for i in range(6)
+    ]
+    data = folder / "data.jsonl"
+    data.write_text("\n".join(json.dumps(row) for row in rows))
+    for name, text in (("choice", CHOICE), ("words", WORDS)):
+        (folder / f"{name}.yaml").write_text(text.replace("DATA", str(data)))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+
+
+def samples_of(model: Any, tasks: Path) -> Any:
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    known = TaskManager(include_path=tasks, include_defaults=False)
+    found: Any = simple_evaluate(
+        model=model, tasks=["local_choice", "local_words"], task_manager=known, bootstrap_iters=0, log_samples=True
+    )
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_full_cache_scores_as_lm_evals_own_model(
+    loaded: tuple[Any, Any], statistics: Statistics, tasks: Path
+) -> None:
+    from lm_eval.models.huggingface import HFLM
+
+    from karhunen.evaluation.lm_eval_model import KarhunenLM
+
+    model, tokenizer = loaded
+    plain = samples_of(HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, device="cpu"), tasks)
+    ours = KarhunenLM(model, codec_of("full", statistics), tokenizer=tokenizer, batch_size=2, device="cpu")
+    full = samples_of(ours, tasks)
+    assert full["results"]["local_choice"] == pytest.approx(plain["results"]["local_choice"])
+    for mine, theirs in zip(full["samples"]["local_choice"], plain["samples"]["local_choice"], strict=True):
+        for a, b in zip(mine["filtered_resps"], theirs["filtered_resps"], strict=True):
+            assert a[0] == pytest.approx(b[0], abs=1e-3)  # log-likelihoods: sums of some ten float32 logits
+    for mine, theirs in zip(full["samples"]["local_words"], plain["samples"]["local_words"], strict=True):
+        assert mine["resps"] == theirs["resps"]
+    assert ours.report is not None
+    assert ours.report.total.ratio == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_coded_cache_is_what_lm_eval_reads(loaded: tuple[Any, Any], statistics: Statistics, tasks: Path) -> None:
+    from karhunen.evaluation.lm_eval_model import KarhunenLM
+
+    model, tokenizer = loaded
+    likelihoods: list[float] = []
+    for text in ("full", "int8:group=12", "int2:group=12"):
+        lm = KarhunenLM(
+            model, codec_of(text, statistics), chunk_tokens=16, tokenizer=tokenizer, batch_size=2, device="cpu"
+        )
+        found = samples_of(lm, tasks)
+        rows = found["samples"]["local_choice"]
+        likelihoods.append(sum(abs(r[0]) for row in rows for r in row["filtered_resps"]))
+        assert lm.report is not None
+        assert (lm.report.total.ratio > 1.5) == (text != "full")
+    assert abs(likelihoods[2] - likelihoods[0]) > 20 * abs(likelihoods[1] - likelihoods[0]) > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_task_that_lm_eval_does_not_know_is_refused(loaded: tuple[Any, Any], tasks: Path) -> None:
+    from karhunen.evaluation.tasks.harness import Harness
+
+    with pytest.raises(ValueError, match="no task"):
+        Harness(("local_choices",), str(tasks)).prepare(*loaded, seed=0, limit=None)

@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS) </dev/null
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS) </dev/null
 
 lint: types
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What every test shares: types and shapes checked at run time, two threads, fast tests first, poisoned memory.
+"""What every test shares: types and shapes checked at run time, one thread, fast tests first, poisoned memory.
 
 The hook must stand before anything imports karhunen. Modules that compile their functions (Numba, Triton) are left
 out: a compiler cannot look through a checking wrapper. Their naive twins, of the same signatures, are checked.
@@ -47,7 +47,7 @@ class CompiledModules(MetaPathFinder):
 # an int will do where a float is asked for, as in the typing rules (PEP 484)
 jaxtyping.install_import_hook("karhunen", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 sys.meta_path.insert(0, CompiledModules(_compiled_modules()))
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # the suite runs in two processes, and tiny models gain nothing from threads
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

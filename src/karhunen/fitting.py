@@ -24,6 +24,7 @@ from karhunen.transforms.base import Transform, TransformData
 from karhunen.transforms.chain import transformed_moments
 from karhunen.windows.small_norm import NormBelow
 
+Key = tuple[int, Slot]
 CENTERED_POSITIONS = 4096  # over which the turning mean of a centered post-RoPE frame is averaged
 
 
@@ -54,7 +55,7 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     """
     left = reasons_left_exact(recipe, statistics.model)
     _refuse_missing_rotation(recipe, statistics)
-    jobs = {
+    jobs: dict[Key, _Job] = {
         (layer, slot): job
         for layer in range(len(statistics.model.layers)) if layer not in left
         for slot in SLOTS if (job := _job(recipe, statistics, layer, slot))
@@ -150,11 +151,9 @@ def _turned_means(job: _Job, mean: Tensor, positions: Tensor) -> Tensor:
     return (join_heads(turned) if frame.joined else turned)[0]
 
 
-def _allocate(
-    jobs: Mapping[tuple[int, Slot], _Job], moments: Mapping[tuple[int, Slot], Moments | None]
-) -> dict[tuple[int, Slot], Tensor]:
+def _allocate(jobs: Mapping[Key, _Job], moments: Mapping[Key, Moments | None]) -> dict[Key, Tensor]:
     """Rates of every side; sides with an equal allocation share one call, so its scope may be the whole model."""
-    rates: dict[tuple[int, Slot], Tensor] = {}
+    rates: dict[Key, Tensor] = {}
     for allocation in {job.side.allocation for job in jobs.values()}:
         mine = {key: job for key, job in jobs.items() if job.side.allocation == allocation}
         if allocation.needs_spectrum:
@@ -186,7 +185,7 @@ def _fit_side(
     return SideCodec(job.shape.n_kv_heads, job.side.frame, rotary, mean, transform, quantizer, layout)
 
 
-def _named(key: tuple[int, Slot], step, job: _Job, *rest):  # type: ignore[no-untyped-def]
+def _named(key: Key, step, job: _Job, *rest):  # type: ignore[no-untyped-def]
     """Runs one stage; a refusal says which layer and side it is about."""
     try:
         return step(job, *rest)

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.hf.tiny import build
 from torch import Tensor
 
 from karhunen.calibration.gradients import measure_gradients
@@ -14,7 +15,6 @@ from karhunen.hf.gradients import SINK_TOKENS, read_gradients
 from karhunen.hf.probe import inference
 from karhunen.hf.rotary import detect_rotary
 from karhunen.statistics.need import Need
-from tests.hf.tiny import build
 
 N_TOKENS, NEAR = 48, 12
 FAMILIES = ("llama", "gemma3", "gpt_oss", "qwen3")

@@ -10,6 +10,7 @@ from karhunen.cli.screen import Screen, grid, rounded
 
 if TYPE_CHECKING:
     from karhunen.evaluation.runner import Outcome, Plan
+    from karhunen.evaluation.tasks.base import Task
 
 
 @final
@@ -33,6 +34,8 @@ class Wanted:
     seed: int
     jobs: int
     redo: bool
+    harness: tuple[str, ...] = ()
+    include_path: Path | None = None
 
 
 def run(wanted: Wanted, as_json: bool) -> int:
@@ -85,7 +88,7 @@ def plan_of(wanted: Wanted) -> "Plan":
     return Plan(
         model_name=name,
         dtype=wanted.dtype,
-        tasks=tuple(make_task(text, **sizes) for text in wanted.tasks),
+        tasks=(*(make_task(text, **sizes) for text in wanted.tasks), *_harness(wanted)),
         rated=tuple(rated(wanted.recipes or recipes.names(), wanted.rates, _window(wanted.window))),
         results=wanted.results,
         statistics=given or own,
@@ -121,6 +124,14 @@ def show(screen: Screen, outcome: "Outcome") -> None:
             }
         )
     )
+
+
+def _harness(wanted: Wanted) -> "tuple[Task, ...]":
+    if not wanted.harness:
+        return ()
+    from karhunen.evaluation.tasks.harness import Harness
+
+    return (Harness(wanted.harness, str(wanted.include_path or "")),)
 
 
 def _loader(screen: Screen, wanted: Wanted) -> Any:

@@ -157,7 +157,7 @@ class CompressedCache(Cache):
         """What each layer holds, in bytes, and why those not coded are exact."""
         rows = tuple(
             _layer_report(i, shape.kind, layer, self.codec.left_exact.get(i, ""))
-            for i, (shape, layer) in enumerate(zip_longest(self.codec.model.layers, self.layers))  # shared ones have none
+            for i, (shape, layer) in enumerate(zip_longest(self.codec.model.layers, self.layers))  # shared: none
         )
         transient = max((layer.transient_bytes for layer in self._coded_layers()), default=0)
         return Report(self.codec.origin.recipe, rows, self.codec.table_bytes(), transient)

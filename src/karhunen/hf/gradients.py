@@ -63,7 +63,7 @@ def read_gradients(
         hidden = _hidden_states(model, head, tokens)
         _backward(model, head, hidden, seed)
     return {
-        layer: ReadGradient(cast("Tensor", key.grad), cast("Tensor", value.grad), *vectors[layer])
+        layer: ReadGradient(key.grad, cast("Tensor", value.grad), *vectors[layer])
         for layer, (key, value) in sorted(leaves.items())
         if key.grad is not None
     }

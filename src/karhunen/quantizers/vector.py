@@ -28,8 +28,10 @@ CHUNK_TOKENS = 4096  # bounds the distance table: tokens × entries × planes of
 @final
 @dataclass(frozen=True)
 class VectorQuantizer(Quantizer):
-    """`s` planes over `g` head groups of `c` coefficients, group by group, a plane after those it refines. Plane j belongs to group `plane_group[j]`, stage
-    `plane_stage[j]`, has 2^`plane_bits[j]` entries of `plane_size[j]` coefficients at `coordinates` (concatenated).
+    """`s` planes over `g` head groups of `c` coefficients, group by group, a plane after those it refines.
+
+    Plane j belongs to group `plane_group[j]`, stage `plane_stage[j]`, has 2^`plane_bits[j]` entries of `plane_size[j]`
+    coefficients at `coordinates` (concatenated).
 
     `entries` holds all tables end to end, row by row; `scale[j]` multiplies table j (1 unless the entries are float8).
     """

@@ -1,9 +1,11 @@
 """karhunen: a Fisher metric, the block-relative RoPE frame, one water line for the model, byte codes.
 
-Source: this project, from SPECTRA (arXiv:2608.07915) and NOVA-KV (arXiv:2608.04074).
+Source: this project, from SPECTRA (arXiv:2608.07915) and NOVA-KV (arXiv:2608.04074); docs/theory.md.
 Keys and values are transformed so that squared error is loss of the model's own predictions (nats); one reverse
 water-filling splits the bytes between layers, heads, sides and coefficients; each byte is one table look-up.
 """
+
+from functools import partial
 
 from karhunen.allocation.water_filling import WaterFilling
 from karhunen.frames.rope_frame import RopeFrame
@@ -19,10 +21,16 @@ RATES = {4: {"bits": 4.0}, 8: {"bits": 2.0}, 12: {"bits": 1.333}}
 
 def karhunen(bits: float = 2.0, block_tokens: int = 64, sink: int = 4, recent: int = 128) -> Recipe:
     """`bits` stored per element on average over the model."""
-    rest = {"metric": FisherMetric(), "allocation": WaterFilling(bits, "model"), "quantizer": ByteVQ()}
+    side = partial(
+        Side,
+        metric=FisherMetric(),
+        transform=KLT(),
+        allocation=WaterFilling(bits, "model"),
+        quantizer=ByteVQ(),
+    )
     return Recipe(
         "karhunen",
-        key=Side(frame=RopeFrame(block_tokens, center=True), transform=KLT(), **rest),
-        value=Side(transform=KLT(), **rest),
+        key=side(frame=RopeFrame(block_tokens, center=True)),
+        value=side(),
         window=SinkRecent(sink, recent, keep=SmallNorm()),
     )

@@ -1,0 +1,134 @@
+"""The verbs that measure: evaluate, leaderboard, report, compare. Nothing heavy is imported before one runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from karhunen.cli.options import DEFAULT_MODEL, Dtype, Json, Model
+
+scoring = typer.Typer()
+
+Recipes = Annotated[
+    list[str] | None,
+    typer.Option("--recipe", help="A recipe, at all rates, or with options as written; repeatable; default: all."),
+]
+Rates = Annotated[list[int] | None, typer.Option("--rate", help="About how many times smaller; repeatable: 4, 8, 12.")]
+ExactWindow = Annotated[
+    str, typer.Option("--window", help="SINKS,RECENT exact tokens for all recipes, or `own` for each its own.")
+]
+Results = Annotated[Path, typer.Option("--results", help="Folder of results; those that exist are kept.")]
+SavedStatistics = Annotated[
+    Path | None,
+    typer.Option("--statistics", help="Statistics to fit from; measured and kept there if nothing is there yet."),
+]
+Prefill = Annotated[
+    str, typer.Option("--prefill", help="exact: the prompt is read exactly; chunked: it reads its own coded history.")
+]
+PrefillTokens = Annotated[int, typer.Option("--prefill-tokens", min=1, help="Context before the scored tokens.")]
+ScoredTokens = Annotated[int, typer.Option("--scored-tokens", min=2)]
+GeneratedTokens = Annotated[int, typer.Option("--generated-tokens", min=0, help="Of the free continuation; 0: none.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many documents or questions a task.")]
+Seed = Annotated[int, typer.Option("--seed", help="Chooses documents and questions.")]
+Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes; each holds a model and its dense runs.")]
+Redo = Annotated[bool, typer.Option("--redo", help="Run again what exists.")]
+
+
+@scoring.command()
+def evaluate(
+    model: Model = DEFAULT_MODEL,
+    recipe: Recipes = None,
+    rate: Rates = None,
+    window: ExactWindow = "4,128",
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", help="texts, a text file, needles[@LENGTHS], ruler/KIND[@TOKENS]; repeatable."),
+    ] = None,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", help="Names of lm-eval, separated by commas: mmlu,longbench.")
+    ] = None,
+    include_path: Annotated[
+        Path | None, typer.Option("--include-path", help="A folder of further task files for --tasks.")
+    ] = None,
+    results: Results = Path("results"),
+    statistics: SavedStatistics = None,
+    prefill: Prefill = "exact",
+    prefill_tokens: PrefillTokens = 2560,
+    scored_tokens: ScoredTokens = 384,
+    generated_tokens: GeneratedTokens = 64,
+    limit: Limit = None,
+    seed: Seed = 0,
+    jobs: Jobs = 1,
+    redo: Redo = False,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> int:
+    """Score recipes against the dense model; one JSON file per result, and those that exist are kept."""
+    from karhunen.cli.evaluate import Wanted, run
+
+    sizes = (prefill, prefill_tokens, scored_tokens, generated_tokens)
+    named = tuple(task or (() if tasks else ("texts",)))
+    chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, named)
+    harness = (tuple(filter(None, (tasks or "").split(","))), include_path)
+    wanted = Wanted(model, dtype, *chosen, results, statistics, *sizes, limit, seed, jobs, redo, *harness)
+    return run(wanted, as_json)
+
+
+@scoring.command()
+def leaderboard(
+    model: Model = DEFAULT_MODEL,
+    recipe: Recipes = None,
+    rate: Rates = None,
+    window: ExactWindow = "4,128",
+    results: Results = Path("results/leaderboard"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the page goes; RESULTS/report if not given.")
+    ] = None,
+    statistics: SavedStatistics = None,
+    prefill_tokens: PrefillTokens = 2048,
+    scored_tokens: ScoredTokens = 192,
+    generated_tokens: GeneratedTokens = 24,
+    jobs: Jobs = 1,
+    redo: Redo = False,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> int:
+    """All recipes at three rates on prose and code, then page, pictures and table; goes on where it was stopped."""
+    from karhunen.cli.evaluate import Wanted, run_leaderboard
+
+    chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, ("texts",))
+    sizes = ("exact", prefill_tokens, scored_tokens, generated_tokens)
+    wanted = Wanted(model, dtype, *chosen, results, statistics, *sizes, None, 0, jobs, redo)
+    return run_leaderboard(wanted, output or results / "report", as_json)
+
+
+@scoring.command()
+def report(
+    results: Annotated[list[Path], typer.Argument(metavar="RESULTS...", help="Folders or files of results.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the page and its pictures.")] = Path(
+        "results/report"
+    ),
+    readme: Annotated[
+        Path | None, typer.Option("--readme", help="Also put the table between the markers of this file.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """One offline HTML page, PNGs and a Markdown table of results."""
+    from karhunen.cli.report import run
+
+    run(tuple(results), output, readme, as_json)
+
+
+@scoring.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A recipe among the results, or a folder of results.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    results: Annotated[Path, typer.Option("--results", help="Where results of recipes are looked for.")] = Path(
+        "results"
+    ),
+    as_json: Json = False,
+) -> None:
+    """Which of two is better where, with the interval of the difference."""
+    from karhunen.cli.compare import run
+
+    run(a, b, results, as_json)

@@ -1,6 +1,6 @@
 """The papers' observations, reproduced or refuted on a model: decorrelation, energy, water-filling, fewer dimensions.
 
-    python benchmarks/observations.py --model smollm2 --statistics DIR --output results/measured
+    python benchmarks/observations.py --model smollm2 --statistics DIR [DIR ...] --output results/measured
 
 SPECTRA (arXiv:2608.07915) observes: channels correlate by 0.2 on average, latents by 0; a quarter of a latent holds
 96 % of the energy; water-filled widths cut the error of attention 1.6 times at 1 bit (median of layers); at one
@@ -12,7 +12,9 @@ a document's keys and values and read them with its own queries.
 import argparse
 import json
 import math
+import operator
 from dataclasses import asdict, replace
+from functools import reduce
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -183,7 +185,13 @@ def plots(layers: dict[str, list[dict[str, float]]], errors: dict[str, list[floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--statistics", type=Path, required=True, help="of the recipe spectra; better of its needs too")
+    parser.add_argument(
+        "--statistics",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="of the recipe spectra; those of activations and projections may lie in a folder of their own",
+    )
     parser.add_argument("--tokens", type=int, default=1024, help="length of the document that is coded")
     parser.add_argument("--group", type=int, default=24, help="coefficients that share a range")
     parser.add_argument("--output", type=Path, default=Path("results/measured"))
@@ -191,7 +199,7 @@ def main() -> None:
 
     from karhunen.hf.embedded import load
 
-    statistics = load_statistics(given.statistics)
+    statistics = reduce(operator.add, (load_statistics(folder) for folder in given.statistics))
     indices = sorted(statistics.layers)
     layers = {slot: [of_layer(statistics, i, slot) for i in indices] for slot in ("key", "value")}
     model, tokenizer = load(given.model)

@@ -32,9 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory, loaded: tuple[Any, Any]) -
     return {result["configuration"]["recipe"]: result for result in read_results(plan.results)}
 
 
-def test_what_exists_is_not_run_again(
-    plan: Plan, loaded: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_exists_is_not_run_again(plan: Plan, loaded: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     first = evaluate(plan, lambda: loaded)
     assert len(first.made) == 3
     assert not first.refused

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.evaluation.conftest import codec_of
 
 from karhunen.evaluation.documents import default_documents, file_documents
@@ -84,7 +85,7 @@ def test_passages_come_from_a_file(tmp_path: Path) -> None:
     assert task.name == "ruler qa_1 200"
     file.write_text(json.dumps([{"question": "?"}]))
     with pytest.raises(ValueError, match="passages"):
-        task.prepare(None, Words(), 0, None)  # type: ignore[arg-type]
+        task.prepare(torch.nn.Identity(), Words(), 0, None)
     with pytest.raises(ValueError, match="takes no passages"):
         Ruler("vt", passages_file="x")
 
@@ -102,9 +103,9 @@ def test_a_coded_prompt_is_asked_like_the_dense_one(loaded: tuple[Any, Any], sta
 
 
 def test_needles_are_told_by_cell(loaded: tuple[Any, Any], statistics: Statistics) -> None:
-    task = Needles(lengths=(400, 500), depths=(0.0, 1.0), n_each=1)
+    task = Needles(lengths=(600, 700), depths=(0.0, 1.0), n_each=1)
     body = task.prepare(*loaded, seed=0, limit=None).measure(codec_of("full", statistics))
-    assert [(c["length"], c["depth"]) for c in body["needles"]] == [(400, 0.0), (400, 1.0), (500, 0.0), (500, 1.0)]
+    assert [(c["length"], c["depth"]) for c in body["needles"]] == [(600, 0.0), (600, 1.0), (700, 0.0), (700, 1.0)]
     assert all(cell["dense"] == cell["coded"] for cell in body["needles"])
 
 

@@ -198,7 +198,7 @@ def test_a_forward_without_tokens_leaves_an_empty_cache() -> None:
     assert held.get_seq_length() == 3
 
 
-@pytest.mark.parametrize("name", [n for n in names() if make(n).key is not None])
+@pytest.mark.parametrize("name", ["int8", "kivi", "nova_kv", "spectra", "karhunen"])
 def test_prefill_in_chunks_stores_the_bytes_of_prefill_at_once(name: str) -> None:
     """The cache gets the same vectors in other portions: the recorded ones of a single dense forward."""
     model = model_of("llama", head_dim=32)

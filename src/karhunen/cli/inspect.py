@@ -66,6 +66,7 @@ def show(screen: Screen, found: "Anatomy") -> None:
     if found.sides:
         screen.table(composition_table(found))
         screen.table(bits_table(found))
+        screen.table(storage_table(found))
     screen.table(bytes_table(found))
     if found.left_exact:
         left = grid("layer", "left exact because", right=(0,))
@@ -97,6 +98,19 @@ def bits_table(found: "Anatomy") -> Any:
             name = "joined" if len(side.bits) == 1 else str(head)
             last = f"{side.bits_per_element:.3f}" if head == 0 else ""
             table.add_row(str(side.layer), side.slot, name, *bits, str(side.n_coefficients), last)
+    return table
+
+
+def storage_table(found: "Anatomy") -> Any:
+    """Shared tables per layer and side, and what of them belongs to one head."""
+    table = grid(
+        *("layer", "side", "head groups", "transforms", "codebooks and widths", "all tables", "each head group"),
+        title="storage plan, bytes",
+        right=(0, 2, 3, 4, 5, 6),
+    )
+    for side in found.sides:
+        numbers = (side.transform_bytes, side.quantizer_bytes, side.table_bytes, side.table_bytes // len(side.bits))
+        table.add_row(str(side.layer), side.slot, str(len(side.bits)), *(f"{n:,}" for n in numbers))
     return table
 
 

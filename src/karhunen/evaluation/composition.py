@@ -47,7 +47,8 @@ class RecipeRow:
 @dataclass(frozen=True)
 class SideAnatomy:
     """Keys or values of one layer. `bits` are those of the coefficients, by head group: least, mean, most, and how many
-    coefficients get any (the rank kept)."""
+    coefficients get any (the rank kept). Of the shared tables, `transform_bytes` are those of the transform (matrices,
+    means) and `quantizer_bytes` those of the quantizer (codebooks, widths); a head group has an equal share."""
 
     layer: int
     slot: str
@@ -57,6 +58,8 @@ class SideAnatomy:
     code_bytes_per_token: float
     side_bytes_per_token: float
     table_bytes: int
+    transform_bytes: int
+    quantizer_bytes: int
 
     @property
     def n_elements(self) -> int:
@@ -211,8 +214,6 @@ def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec) -> SideAna
     positions = torch.arange(n_tokens)[None]
     packed = codec.encode(x, positions)
     g, c = codec.quantizer.decode(Codes(codec.layout.unpack(packed.planes), packed.side)).shape[1::2]
-    tensors: dict[str, Tensor] = {}
-    dismantle(codec, tensors)
     axes = {
         "frame": choice(codec.frame),
         "transform": choice(codec.transform),
@@ -228,8 +229,16 @@ def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec) -> SideAna
         bits=tuple(GroupBits(float(b.min()), float(b.mean()), float(b.max()), int((b > 0).sum())) for b in bits),
         code_bytes_per_token=packed.planes.nbytes / n_tokens,
         side_bytes_per_token=sum(t.nbytes for t in packed.side.values()) / n_tokens,
-        table_bytes=sum(t.nbytes for t in tensors.values()),
+        table_bytes=_bytes_of(codec),
+        transform_bytes=_bytes_of(codec.transform),
+        quantizer_bytes=_bytes_of(codec.quantizer),
     )
+
+
+def _bytes_of(part: Any) -> int:
+    tensors: dict[str, Tensor] = {}
+    dismantle(part, tensors)
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _scalar(value: Any) -> str:

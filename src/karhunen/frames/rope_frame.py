@@ -82,9 +82,9 @@ class RopeFrame:
         """R(n − n₀) μ at each position."""
         if rotary is None:
             return mean[None, :, None]
-        offset = positions - self.starts(positions)
-        still = mean[None, :, None].expand(positions.shape[0], -1, positions.shape[1], -1)
-        return rotary.rotate(still, offset[:, None])
+        offsets, where = (positions - self.starts(positions)).unique(return_inverse=True)
+        turned = rotary.rotate(mean[:, None].expand(-1, len(offsets), -1), offsets)  # [h offsets d]
+        return turned[:, where].transpose(0, 1)
 
 
 def join_heads(x: Float[Tensor, "*b h t d"]) -> Float[Tensor, "*b 1 t hd"]:

@@ -14,8 +14,8 @@ from karhunen.kernels.byte_tables import ByteTables
 BYTE_ENTRIES = 256
 
 
-def encode_path(device: torch.device) -> str:
-    """The fastest path of the byte kernel on this device."""
+def byte_path(device: torch.device) -> str:
+    """The fastest path of the byte kernels on this device."""
     return "cpu" if device.type == "cpu" and available("cpu")[0] else "naive"
 
 
@@ -29,7 +29,7 @@ def nearest(
         sizes = [w] * len(entries) if sizes is None else sizes
         planes = [[(entries[i, :, :size].float(), torch.arange(size))] for i, size in enumerate(sizes)]
         tables = ByteTables.from_planes(planes, w)
-        chosen = byte_encode(x.float()[None], tables, path=encode_path(x.device))[0].long()
+        chosen = byte_encode(x.float()[None], tables, path=byte_path(x.device))[0].long()
     else:
         half_norm = entries.double().square().sum(-1) / 2
         score = torch.baddbmm(half_norm[:, None], x.double(), entries.double().mT, beta=-1)  # ⟨x, e⟩ − ‖e‖²/2

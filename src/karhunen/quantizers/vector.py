@@ -16,11 +16,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from karhunen.kernels.byte_decode import byte_decode
 from karhunen.kernels.byte_encode import byte_encode
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.quantizers.base import Codes, Quantizer
 from karhunen.quantizers.gains import GainKind, apply_gain, split_gain
-from karhunen.quantizers.nearest import encode_path, nearest
+from karhunen.quantizers.nearest import byte_path, nearest
 
 CHUNK_TOKENS = 4096  # bounds the distance table: tokens × entries × planes of one width
 
@@ -64,12 +65,17 @@ class VectorQuantizer(Quantizer):
 
     def decode(self, codes: Codes) -> Float[Tensor, "b g t c"]:
         """The mirror of `encode`."""
-        b, _, t = codes.symbols.shape
-        rows = torch.zeros(b, t, self.g * self.c, device=codes.symbols.device)
-        for bucket in self.buckets:
-            self._add(rows, bucket, codes.symbols[:, bucket.planes])
-        y = rows.unflatten(-1, (self.g, self.c)).transpose(1, 2)
+        y = self._decode_symbols(codes.symbols)
         return apply_gain(y, codes.side["gain"]) if self.gain != "none" else y
+
+    def _decode_symbols(self, symbols: Int[Tensor, "b s t"]) -> Float[Tensor, "b g t c"]:
+        if self.byte_tables is not None:
+            return byte_decode(symbols.to(torch.uint8), self.byte_tables, path=byte_path(symbols.device))
+        b, _, t = symbols.shape
+        rows = torch.zeros(b, t, self.g * self.c, device=symbols.device)
+        for bucket in self.buckets:
+            self._add(rows, bucket, symbols[:, bucket.planes])
+        return rows.unflatten(-1, (self.g, self.c)).transpose(1, 2)
 
     def table(self, plane: int) -> Float[Tensor, "entries size"]:
         """The entries of one plane, float32, scale applied."""
@@ -107,7 +113,7 @@ class VectorQuantizer(Quantizer):
     def _encode_rows(self, y: Float[Tensor, "b g t c"]) -> Int[Tensor, "b s t"]:
         b, _, t, _ = y.shape
         if self.byte_tables is not None:
-            return byte_encode(y.float(), self.byte_tables, path=encode_path(y.device)).int()
+            return byte_encode(y.float(), self.byte_tables, path=byte_path(y.device)).int()
         rest = y.transpose(1, 2).flatten(2).clone()  # [b t gc]
         symbols = torch.empty(b, len(self.widths), t, dtype=torch.int32, device=y.device)
         last_stage = int(self.plane_stage.max()) if len(self.widths) else 0

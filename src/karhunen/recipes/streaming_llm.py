@@ -10,6 +10,6 @@ from karhunen.windows.streaming import Streaming
 RATES = {4: {"recent": 556}, 8: {"recent": 276}, 12: {"recent": 180}}  # of a context of 2,240 tokens
 
 
-def streaming_llm(sink: int = 4, recent: int = 1020) -> Recipe:
-    """`sink` first and `recent` newest tokens; nothing is coded."""
-    return Recipe("streaming_llm", key=None, value=None, window=Streaming(sink, recent))
+def streaming_llm(sink: int = 4, kept: int = 1020) -> Recipe:
+    """`sink` first and `kept` newest tokens; nothing is coded, so the rate is the context's length over their sum."""
+    return Recipe("streaming_llm", key=None, value=None, window=Streaming(sink, kept))

@@ -37,8 +37,9 @@ class Rotary:
         if end > x.shape[-1]:
             raise ValueError(f"a rotation of coordinates {start} to {end - 1} does not fit vectors of {x.shape[-1]}")
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        angle = positions.double()[..., None] * self.inv_freq.to(x.device).double()  # [rows t pairs]
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        distinct, where = positions.unique(return_inverse=True)  # in a block-relative frame a block is one position
+        angle = distinct.double()[:, None] * self.inv_freq.to(x.device).double()
+        cos, sin = angle.cos().to(x.dtype)[where], angle.sin().to(x.dtype)[where]  # [rows t pairs]
         turned = x[..., start:end]
         if self.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]

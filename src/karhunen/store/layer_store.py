@@ -225,7 +225,7 @@ class LayerStore:
         """Bytes by kind."""
         if not self._recent:
             return Account()
-        size = dict.fromkeys(("codes", "side", "exact"), 0)
+        size: dict[str, int] = dict.fromkeys(("codes", "side", "exact"), 0)
         for name, tensor in self.tensors().items():
             size[name.split(".")[0]] += tensor.nbytes
         dense = elements = coded_elements = 0

@@ -5,6 +5,7 @@ Here:   the essays are this project's evaluation text; keys are made of two shor
 """
 
 import random
+import textwrap
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from karhunen.calibration.texts import evaluation_text
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+LINE_CHARACTERS = 160
 FIRST = (
     "amber", "ancient", "brave", "bright", "calm", "clever", "crisp", "curious", "eager", "early", "faint", "fierce",
     "gentle", "golden", "hollow", "humble", "ivory", "jolly", "keen", "late", "lively", "lone", "mellow", "misty",
@@ -56,11 +58,11 @@ def needle(kind: str, key: str, value: str) -> str:
 
 
 def essay(rng: random.Random) -> list[str]:
-    """Sentences of the evaluation text, from a place of its own."""
+    """Lines of the evaluation text, from a place of its own."""
     paragraphs = evaluation_text().split("\n\n")
     start = rng.randrange(len(paragraphs))
     turned = [*paragraphs[start:], *paragraphs[:start]]
-    return [" ".join(paragraph.split()) for paragraph in turned]
+    return [line for paragraph in turned for line in textwrap.wrap(" ".join(paragraph.split()), LINE_CHARACTERS)]
 
 
 def hide(units: Sequence[str], needles: Sequence[str], depths: Sequence[float], separator: str = "\n") -> str:

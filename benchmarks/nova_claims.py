@@ -1,0 +1,91 @@
+"""NOVA-KV's claims on a model's statistics: where to quantize, and with what.
+
+    python benchmarks/nova_claims.py --statistics DIR --layers 0 10 20 --output results/measured
+
+Source: NOVA-KV (arXiv:2608.04074): product quantization after the transform beats it before the transform at equal bits;
+a transform that is not orthogonal fails with a flat scalar quantizer. Distortion is the expected squared logit error of
+held-out keys, relative to that of the mean key (evaluation/key_distortion.py). Every way stores 2 bits a coefficient;
+the vector quantizers add a float16 gain, the scalar ones a float16 range, per token and head.
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+from matplotlib.figure import Figure
+
+from karhunen.allocation.uniform import Uniform
+from karhunen.evaluation.key_distortion import logit_distortion
+from karhunen.evaluation.provenance import provenance
+from karhunen.metrics.query import QueryMetric
+from karhunen.quantizers.affine import Affine, PerToken
+from karhunen.quantizers.base import QuantizerSpec
+from karhunen.quantizers.group_vq import GroupVQ
+from karhunen.recipe import Side
+from karhunen.statistics.artifact import load_statistics
+from karhunen.transforms.base import TransformSpec
+from karhunen.transforms.identity import Identity
+from karhunen.transforms.klt import KLT
+from karhunen.transforms.rotations import Hadamard
+
+
+def ways(n_iterations: int) -> dict[str, tuple[TransformSpec, QuantizerSpec]]:
+    """Coordinates and quantizers."""
+    stratified, flat = GroupVQ(size=4, n_iterations=n_iterations), Affine(PerToken())
+    return {
+        "group VQ before": (Identity(), stratified),
+        "group VQ after Hadamard": (Hadamard(), stratified),
+        "group VQ after": (KLT(), stratified),
+        "group VQ after, equal volume": (KLT(), GroupVQ(size=4, grouping="equal_volume", n_iterations=n_iterations)),
+        "residual VQ after": (KLT(), GroupVQ(size=4, depth=2, n_iterations=n_iterations)),
+        "flat scalar before": (Identity(), flat),
+        "flat scalar after Hadamard": (Hadamard(), flat),
+        "flat scalar after": (KLT(), flat),
+    }
+
+
+def plot(rows: dict[str, list[float]], layers: list[int]) -> Figure:
+    """Distortion by layer."""
+    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for name, values in rows.items():
+        colour = "#D55E00" if "after" in name and "Hadamard" not in name else "#777777"
+        axes.semilogy(layers, values, "o--" if "scalar" in name else "s-", color=colour, label=name, alpha=0.8)
+        axes.annotate(name, (layers[-1], values[-1]), fontsize=7)
+    axes.set(xlabel="layer", ylabel="squared logit error ÷ that of the mean key", title="2 bits per key coefficient")
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--statistics", type=Path, required=True, help="of the recipe nova_kv:sink=4")
+    parser.add_argument("--layers", type=int, nargs="+", default=[0, 10, 20])
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--output", type=Path, default=Path("results/measured"))
+    given = parser.parse_args()
+    statistics = load_statistics(given.statistics)
+    rows: dict[str, list[float]] = {}
+    for name, (transform, quantizer) in ways(given.iterations).items():
+        side = Side(metric=QueryMetric(), transform=transform, allocation=Uniform(2), quantizer=quantizer)
+        rows[name] = [logit_distortion(side, statistics, layer) for layer in given.layers]
+    body = {
+        "what": "claims of NOVA-KV on keys after RoPE, 2 bits per coefficient",
+        "architecture": statistics.model.architecture,
+        "calibration": list(statistics.sources),
+        "layers": given.layers,
+        "distortion": rows,
+        "median": {name: median(values) for name, values in rows.items()},
+        "provenance": asdict(provenance()),
+    }
+    given.output.mkdir(parents=True, exist_ok=True)
+    target = given.output / f"nova_claims-{statistics.model.architecture}-{len(statistics.model.layers)}-layers"
+    target.with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n")
+    plot(rows, given.layers).savefig(target.with_suffix(".png"), dpi=110)
+    print(json.dumps(body["median"], indent=1))
+
+
+if __name__ == "__main__":
+    main()

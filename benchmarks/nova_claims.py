@@ -2,7 +2,7 @@
 
     python benchmarks/nova_claims.py --statistics DIR --layers 0 10 20 --output results/measured
 
-Source: NOVA-KV (arXiv:2608.04074): product quantization after the transform beats it before the transform at equal bits;
+Source: NOVA-KV (arXiv:2608.04074): product quantization after the transform beats it before, at equal bits;
 a transform that is not orthogonal fails with a flat scalar quantizer. Distortion is the expected squared logit error of
 held-out keys, relative to that of the mean key (evaluation/key_distortion.py). Every way stores 2 bits a coefficient;
 the vector quantizers add a float16 gain, the scalar ones a float16 range, per token and head.

@@ -3,7 +3,7 @@
     python benchmarks/spectra_modes.py --output results/measured
 
 Both read the same bytes: the latent joined over heads, in blocks of `--block` tokens, cut to `--rank` coefficients by
-its bit plan. Arithmetic is counted in multiplications, from the shapes; time is the quickest of several calls. Unpacking
+its bit plan. Arithmetic is counted in multiplications, from the shapes; time is that of the quickest call. Unpacking
 and dequantizing the coefficients is common to both and is timed apart.
 """
 

@@ -9,7 +9,7 @@ from tests.synthetic import seeded
 
 from karhunen.allocation.uniform import Uniform
 from karhunen.calibration.calibrate import calibrate
-from karhunen.calibration.output_correction import corrections, measure_outputs
+from karhunen.calibration.output_correction import correct_outputs, corrections, measure_outputs
 from karhunen.codec import Codec
 from karhunen.fitting import fit
 from karhunen.hf.cache import CompressedCache
@@ -17,7 +17,7 @@ from karhunen.hf.output_weights import bake, output_weights, with_output_weights
 from karhunen.hf.probe import cache_argument
 from karhunen.quantizers.affine import Affine
 from karhunen.recipe import Recipe, Side
-from karhunen.statistics.outputs import OutputPairs, corrected_weight
+from karhunen.statistics.outputs import OutputPairs, best_corrected_weight, corrected_weight
 from karhunen.windows.sink_recent import SinkRecent
 
 WINDOW = SinkRecent(sink=2, recent=6, page_tokens=4)
@@ -63,6 +63,19 @@ def test_a_large_ridge_pulls_to_the_weight_or_to_zero() -> None:
     assert corrected_weight(weight, pairs(), 1e9, towards_weight=False).abs().max() < 1e-4
 
 
+def test_held_out_text_chooses_the_ridge_or_none_at_all() -> None:
+    """Of twelve inputs, five hundred rows deserve a small ridge; five rows of the same kind deserve none of it."""
+    weight = torch.randn(7, 12, generator=seeded(3))
+    held_out, own = pairs(400), pairs(400).error(weight, weight)
+    best = best_corrected_weight(weight, pairs(500), held_out)
+    assert held_out.error(best, weight) < 0.9 * own
+    dense = torch.randn(5, 12, generator=seeded(6))
+    noise = OutputPairs.of(dense + torch.randn(5, 12, generator=seeded(7)), dense)
+    assert held_out.error(best_corrected_weight(weight, noise, held_out), weight) <= own
+    exact = OutputPairs.of(dense, dense)
+    assert torch.equal(best_corrected_weight(weight, noise, exact), weight)
+
+
 def test_a_ridge_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="ridge=0 leaves unused directions undetermined; use a positive one"):
         corrected_weight(torch.zeros(7, 12), pairs(), 0)
@@ -101,6 +114,17 @@ def test_the_correction_helps_on_text_it_never_saw(family: str) -> None:
     own = output_weights(model, {layer: weight.shape[1] for layer, weight in weights.items()})
     for layer, fresh in measure_outputs(model, codec, ids(3, 2)).items():
         assert fresh.error(weights[layer], own[layer]) < 0.97 * fresh.error(own[layer], own[layer])
+
+
+def test_a_correction_chosen_by_held_out_text_harms_no_layer_of_other_text() -> None:
+    model = build("llama")
+    codec = coarse(model)
+    weights = correct_outputs(model, codec, ids(8, 1))
+    own = output_weights(model, {layer: weight.shape[1] for layer, weight in weights.items()})
+    for layer, fresh in measure_outputs(model, codec, ids(3, 2)).items():
+        assert fresh.error(weights[layer], own[layer]) <= 1.01 * fresh.error(own[layer], own[layer])
+    with pytest.raises(ValueError, match="one sequence of text cannot both fit and judge a correction"):
+        correct_outputs(model, codec, ids(1, 1))
 
 
 def test_only_the_sides_named_are_coded() -> None:

@@ -23,9 +23,8 @@ N_TOKENS = 101  # several pages, several KIVI blocks, and neither a multiple of 
 
 SHAPES = {
     "32": SMALL,
-    "64": LayerShape("full", 1, 1, 64, 64),
-    "80_gqa": LayerShape("full", 1, 7, 80, 80),
-    "96_batch_of_2": LayerShape("full", 1, 1, 96, 96),
+    "96_gqa": LayerShape("full", 1, 7, 96, 96),
+    "80_batch_of_2": LayerShape("full", 1, 1, 80, 80),
     "key_32_value_48": LayerShape("full", 2, 4, 32, 48),
 }
 
@@ -269,7 +268,7 @@ def test_fitting_twice_gives_the_same_codec(name: str) -> None:
     assert fit(recipe, statistics(recipe, SMALL)).fingerprint() == fit(recipe, statistics(recipe, SMALL)).fingerprint()
 
 
-@pytest.mark.parametrize("n_kept", [0, 2, 3, 40, 41, 85, 100])
+@pytest.mark.parametrize("n_kept", [0, 2, 41, 85])
 @pytest.mark.parametrize("name", CODING)
 def test_a_cropped_store_goes_on_as_the_shorter_one(name: str, n_kept: int) -> None:
     """Removing tokens and adding others leaves no trace of the removed ones, except decoded values of a cut block."""

@@ -120,3 +120,15 @@ def test_a_task_that_lm_eval_does_not_know_is_refused(loaded: tuple[Any, Any], t
 
     with pytest.raises(ValueError, match="no task"):
         Harness(("local_choices",), str(tasks)).prepare(*loaded, seed=0, limit=None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_task_gives_both_scores_and_the_bytes(loaded: tuple[Any, Any], statistics: Statistics, tasks: Path) -> None:
+    from karhunen.evaluation.tasks.harness import Harness
+
+    prepared = Harness(("local_choice",), str(tasks)).prepare(*loaded, seed=0, limit=3)
+    body = prepared.measure(codec_of("full", statistics))
+    assert body["metrics"]["score"] == body["metrics"]["dense_score"]
+    assert body["lm_eval"]["coded"]["local_choice"].keys() >= {"acc,none", "acc_norm,none"}
+    assert body["cache"]["bytes"]["dense"] > 0

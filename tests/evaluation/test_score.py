@@ -50,8 +50,8 @@ def test_garbage_is_caught(
     sound = scored("int8:group=12", loaded, statistics, dense)
     plain = CompressedLayer.update
 
-    def shuffled(self: CompressedLayer, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> Any:
-        all_keys, all_values = plain(self, key, value, *rest)
+    def shuffled(self: CompressedLayer, key: torch.Tensor, value: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        all_keys, all_values = plain(self, key, value, *rest, **more)
         return all_keys.flip(2), all_values
 
     monkeypatch.setattr(CompressedLayer, "update", shuffled)

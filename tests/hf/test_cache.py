@@ -29,7 +29,7 @@ from karhunen.hf.describe import identity_of
 from karhunen.hf.probe import cache_argument, updates
 from karhunen.hf.rotary import detect_rotary
 from karhunen.recipe import Recipe
-from karhunen.recipes import make, names
+from karhunen.recipes import make
 from karhunen.statistics.gathered import LayerStatistics, Statistics
 from karhunen.statistics.need import SLOTS
 from karhunen.windows.sink_recent import SinkRecent

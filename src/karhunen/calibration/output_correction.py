@@ -8,7 +8,7 @@ Here: keys may be coded as well as values, and tokens that the codec's window ke
 are exact in a′ too, so that the correction is that of decoding. Layers see the dense model's hidden states.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -22,11 +22,47 @@ from karhunen.hf.describe import identity_of
 from karhunen.hf.output_weights import output_weights
 from karhunen.hf.probe import n_positions
 from karhunen.statistics.need import SLOTS, Slot
-from karhunen.statistics.outputs import OutputPairs, corrected_weight
+from karhunen.statistics.outputs import OutputPairs, best_corrected_weight, corrected_weight
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Place
 
+Progress = Callable[[int, int], None]
+
 ROWS = 128  # query rows at a time; bounds the table of scores
+
+
+HELD_OUT = 4  # every so many sequences one is kept to choose the ridge by
+
+
+def correct_outputs(
+    model: nn.Module,
+    codec: Codec,
+    texts: Input,
+    tokenizer: object = None,
+    *,
+    max_tokens: int = 16384,
+    sequence_tokens: int = 2048,
+    progress: Progress | None = None,
+) -> dict[int, Float[Tensor, "hidden n"]]:
+    """W_O′ of every coded layer; its ridge is the one that serves held-out sequences of the text best.
+
+    A layer that no ridge serves keeps its W_O. ValueError as in `measure_outputs`, and for less than two sequences.
+    """
+    pieces = _pieces(model, codec, texts, tokenizer, max_tokens, sequence_tokens)
+    if len(pieces) < 2:
+        raise ValueError("one sequence of text cannot both fit and judge a correction; use more text")
+    held = set(range(HELD_OUT - 1, len(pieces), HELD_OUT)) or {len(pieces) - 1}
+    done = 0
+
+    def advance(_: int, __: int) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done * sequence_tokens, len(pieces) * sequence_tokens)
+
+    parts = [[p for i, p in enumerate(pieces) if (i in held) == kept] for kept in (False, True)]
+    fitted, judged = (_measure(model, codec, part, SLOTS, advance) for part in parts)
+    return corrections(model, fitted, held_out=judged)
 
 
 def measure_outputs(
@@ -36,15 +72,41 @@ def measure_outputs(
     tokenizer: object = None,
     *,
     coded: Iterable[Slot] = SLOTS,
-    max_tokens: int = 8192,
+    max_tokens: int = 16384,
     sequence_tokens: int = 2048,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[int, OutputPairs]:
     """Coded and dense pre-W_O vectors of every coded layer, summed over the rows that read coded tokens.
 
     `coded` says which sides are taken through the codec. ValueError if the codec is another model's, if no row reads a
     coded token (sequences shorter than the window), or if a layer's queries are not seen.
     """
+    pieces = _pieces(model, codec, texts, tokenizer, max_tokens, sequence_tokens)
+    return _measure(model, codec, pieces, tuple(coded), progress)
+
+
+def corrections(
+    model: nn.Module,
+    pairs: Mapping[int, OutputPairs],
+    ridge: float = 1e-1,
+    towards_weight: bool = True,
+    held_out: Mapping[int, OutputPairs] | None = None,
+) -> dict[int, Float[Tensor, "hidden n"]]:
+    """W_O′ of every measured layer, for `hf.output_weights.with_output_weights` or `bake`.
+
+    With pairs of `held_out` text each layer takes the ridge that serves that text best, or no correction: a text of few
+    rows per input of W_O corrects its own noise.
+    """
+    own = output_weights(model, {layer: len(found.gram) for layer, found in pairs.items()})
+    if held_out is not None:
+        return {layer: best_corrected_weight(own[layer], found, held_out[layer]) for layer, found in pairs.items()}
+    return {layer: corrected_weight(own[layer], found, ridge, towards_weight) for layer, found in pairs.items()}
+
+
+def _pieces(
+    model: nn.Module, codec: Codec, texts: Input, tokenizer: object, max_tokens: int, sequence_tokens: int
+) -> list[Int[Tensor, " _"]]:
+    """The text in sequences in which some row reads a coded token."""
     codec.check_model(identity_of(model))
     length = min(sequence_tokens, n_positions(model))
     shortest = min((_first_reader(codec.window, layer, length) for layer in codec.layers.values()), default=length)
@@ -52,29 +114,31 @@ def measure_outputs(
         raise ValueError(
             f"no row of a sequence of {length} tokens reads a coded one; use a smaller window or longer text"
         )
-    pieces = sequences(texts, tokenizer, length, max_tokens, shortest + 2)
-    slots, sums = tuple(coded), dict[int, OutputPairs]()
+    return sequences(texts, tokenizer, length, max_tokens, shortest + 2)
+
+
+def _measure(
+    model: nn.Module,
+    codec: Codec,
+    pieces: Sequence[Int[Tensor, " _"]],
+    coded: tuple[Slot, ...],
+    progress: Progress | None,
+) -> dict[int, OutputPairs]:
+    sums = dict[int, OutputPairs]()
 
     def listen(seen: Observation) -> None:
         if seen.layer not in codec.layers:
             return
-        pairs = _pairs(seen, codec.layers[seen.layer], codec.window, slots)
+        pairs = _pairs(seen, codec.layers[seen.layer], codec.window, coded)
         sums[seen.layer] = sums[seen.layer] + pairs if seen.layer in sums else pairs
 
+    total = sum(len(piece) for piece in pieces)
     for index, piece in enumerate(pieces):
         with capturing(model, listen) as run:
             run(piece[None], None)
         if progress is not None:
-            progress(sum(len(p) for p in pieces[: index + 1]), sum(len(p) for p in pieces))
+            progress(sum(len(p) for p in pieces[: index + 1]), total)
     return sums
-
-
-def corrections(
-    model: nn.Module, pairs: dict[int, OutputPairs], ridge: float = 1e-3, towards_weight: bool = True
-) -> dict[int, Float[Tensor, "hidden n"]]:
-    """W_O′ of every measured layer, for `hf.output_weights.with_output_weights` or `bake`."""
-    own = output_weights(model, {layer: len(found.gram) for layer, found in pairs.items()})
-    return {layer: corrected_weight(own[layer], found, ridge, towards_weight) for layer, found in pairs.items()}
 
 
 def _pairs(seen: Observation, codec: LayerCodec, window: Window, coded: tuple[Slot, ...]) -> OutputPairs:

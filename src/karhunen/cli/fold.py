@@ -20,7 +20,7 @@ def run(
 ) -> None:
     """Write the folded model to `output`; ranks come from a codec's water-filling or are the same for every layer."""
     from karhunen.calibration.calibrate import calibrate
-    from karhunen.calibration.output_correction import corrections, measure_outputs
+    from karhunen.calibration.output_correction import correct_outputs
     from karhunen.calibration.texts import calibration_text, read_texts
     from karhunen.codec import Codec
     from karhunen.hf.fold import fold, kept_ranks
@@ -46,8 +46,7 @@ def run(
         weights = None
         if correct_output and codec is not None:
             with screen.progress("correcting", "tokens") as advance:
-                pairs = measure_outputs(model, codec, given, tokenizer, max_tokens=max_tokens, progress=advance)
-            weights = corrections(model, pairs)
+                weights = correct_outputs(model, codec, given, tokenizer, max_tokens=max_tokens, progress=advance)
         screen.log(f"folding {len(ranks)} layers")
         fold(model, statistics, output, ranks, weights, tokenizer)
         held = sum(sum(pair) for pair in ranks.values())

@@ -109,7 +109,7 @@ def bits_per_head(result: Result) -> Figure | None:
         return None
     figure = Figure(figsize=(11, 1.6 + 0.12 * len(rows)), layout="constrained")
     most = max(bits for row in rows for bits in row["heads"])
-    image = None
+    image: Any = None
     for axes, slot in zip(figure.subplots(1, 2), ("key", "value"), strict=True):
         mine = [row for row in rows if row["slot"] == slot]
         grid = [row["heads"] for row in mine]
@@ -132,7 +132,7 @@ def needles(result: Result) -> Figure | None:
         return None
     lengths, depths = (sorted({cell[key] for cell in cells}) for key in ("length", "depth"))
     figure = Figure(figsize=(11, 3.6), layout="constrained")
-    image = None
+    image: Any = None
     for axes, key in zip(figure.subplots(1, 2), ("dense", "coded"), strict=True):
         share = {(cell["depth"], cell["length"]): cell[key] for cell in cells}
         grid = [[share.get((depth, length), float("nan")) for length in lengths] for depth in depths]

@@ -9,7 +9,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ from karhunen.evaluation.rows import COLUMNS, Row, bits_per_element, markdown, r
 
 BEGIN, END = "<!-- karhunen results: begin -->", "<!-- karhunen results: end -->"
 MAX_HEAT_MAPS = 4
-SETTINGS = {"svg.hashsalt": "karhunen", "svg.fonttype": "path", "font.size": 9}
+SETTINGS: dict[Any, Any] = {"svg.hashsalt": "karhunen", "svg.fonttype": "path", "font.size": 9}
 NO_DATE = {"Date": None}
 
 

@@ -5,7 +5,7 @@ from typing import Any, final
 
 from karhunen.evaluation.result import Result
 
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "model", "task", "recipe", "bits/element", "× to 16 bit", "KL, nats", "KL 95 %", "top-1", "ΔNLL", "ppl", "score",
     "dense",
 )  # fmt: skip

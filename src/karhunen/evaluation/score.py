@@ -120,11 +120,12 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
 def coded_copy(model: nn.Module, codec: Codec, uncompressed: Any) -> CompressedCache:
     """A compressed cache that was handed the dense cache's tokens at once; other layers are copies."""
     cache = CompressedCache(model, codec)
+    layers: list[Any] = cache.layers
     for index, layer in enumerate(uncompressed.layers):
         if index in codec.layers:
-            cache.layers[index].update(layer.keys, layer.values)
+            layers[index].update(layer.keys, layer.values)
         else:
-            cache.layers[index] = deepcopy(layer)
+            layers[index] = deepcopy(layer)
     return cache
 
 

@@ -6,6 +6,8 @@ budget over layers, sides and coefficients. Departs: importance weighs the calib
 every token takes the same bytes; scores and outputs are counted in their own units.
 """
 
+from functools import partial
+
 from karhunen.allocation.water_filling import WaterFilling
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.metrics.output import OutputMetric
@@ -20,14 +22,12 @@ RATES = {4: {"bits": 4.0}, 6: {"bits": 2.75}, 8: {"bits": 2.0}, 12: {"bits": 1.3
 
 def aatc(bits: float = 2.75, group: int = 32, sink: int = 4, recent: int = 128) -> Recipe:
     """`bits` stored per element on average over the model, ranges included; 2.75 is the paper's 5.8×."""
-    rest = {
-        "transform": KLT(),
-        "allocation": WaterFilling(bits, "model"),
-        "quantizer": Affine(PerToken(group), fit_group=True),
-    }
+    side = partial(
+        Side, transform=KLT(), allocation=WaterFilling(bits, "model"), quantizer=Affine(PerToken(group), fit_group=True)
+    )
     return Recipe(
         "aatc",
-        key=Side(frame=RopeFrame(1, joined=True), metric=QueryMetric("attention"), **rest),
-        value=Side(frame=RopeFrame(joined=True), metric=OutputMetric(), **rest),
+        key=side(frame=RopeFrame(1, joined=True), metric=QueryMetric("attention")),
+        value=side(frame=RopeFrame(joined=True), metric=OutputMetric()),
         window=SinkRecent(sink, recent),
     )

@@ -7,6 +7,8 @@ element's; a token keeps a fixed number of outliers, over its heads; a value's r
 their extremes.
 """
 
+from functools import partial
+
 from karhunen.allocation.uniform import Uniform
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.metrics.fisher import FisherMetric
@@ -20,10 +22,10 @@ RATES = {4: {"bits": 3}, 8: {"bits": 2, "outlier_share": 0.0}}
 
 def kvquant(bits: int = 3, outlier_share: float = 0.01, sink: int = 1, recent: int = 0) -> Recipe:
     """`bits` per coefficient, and 32 bits for each outlier."""
-    rest = {"metric": FisherMetric(), "transform": MetricScale(), "allocation": Uniform(bits)}
+    side = partial(Side, metric=FisherMetric(), transform=MetricScale(), allocation=Uniform(bits))
     return Recipe(
         "kvquant",
-        key=Side(frame=RopeFrame(1), quantizer=NonUniform("channel", outlier_share), **rest),
-        value=Side(quantizer=NonUniform("token", outlier_share), **rest),
+        key=side(frame=RopeFrame(1), quantizer=NonUniform("channel", outlier_share)),
+        value=side(quantizer=NonUniform("token", outlier_share)),
         window=SinkRecent(sink, recent),
     )

@@ -6,6 +6,8 @@ layers; groups are of one size, with a float16 range per token. Reading inflates
 rest.
 """
 
+from functools import partial
+
 from karhunen.allocation.dynamic_programming import DynamicProgramming
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.packing.deflate import Deflate
@@ -19,15 +21,16 @@ RATES = {4: {"bits": 4.0}, 8: {"bits": 2.0}, 12: {"bits": 1.333}, 16: {"bits": 1
 
 def kvtc(bits: float = 1.0, group: int = 16, page: int = 32, sink: int = 4, recent: int = 128) -> Recipe:
     """At most `bits` per element before DEFLATE, ranges included; pages of `page` tokens are deflated."""
-    rest = {
-        "transform": KLT(),
-        "allocation": DynamicProgramming(bits),
-        "quantizer": Affine(PerToken(group), fit_group=True),
-        "packing": Deflate(page),
-    }
+    side = partial(
+        Side,
+        transform=KLT(),
+        allocation=DynamicProgramming(bits),
+        quantizer=Affine(PerToken(group), fit_group=True),
+        packing=Deflate(page),
+    )
     return Recipe(
         "kvtc",
-        key=Side(frame=RopeFrame(1, joined=True), **rest),
-        value=Side(frame=RopeFrame(joined=True), **rest),
+        key=side(frame=RopeFrame(1, joined=True)),
+        value=side(frame=RopeFrame(joined=True)),
         window=SinkRecent(sink, recent),
     )

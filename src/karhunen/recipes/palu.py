@@ -6,6 +6,8 @@ all heads of a layer share the latent (the paper's J-LRD, its most accurate; it 
 the same for every layer, not searched; the rank is rounded up to whole quantization groups.
 """
 
+from functools import partial
+
 from karhunen.allocation.leading import Leading
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.quantizers.affine import Affine, PerToken
@@ -20,14 +22,15 @@ RATES = {4: {"bits": 4, "share": 0.8}, 8: {"bits": 3, "share": 0.5}, 12: {"bits"
 
 def palu(bits: int = 3, share: float = 0.5, group: int = 32, sink: int = 4, recent: int = 128) -> Recipe:
     """`bits` for each of the leading `share` of a layer's coefficients, a range for each `group` of them."""
-    rest = {
-        "transform": ChainSpec((KLT(center=False), LeadingHadamard(share))),
-        "allocation": Leading(bits, share),
-        "quantizer": Affine(PerToken(group), fit_group=True),
-    }
+    side = partial(
+        Side,
+        transform=ChainSpec((KLT(center=False), LeadingHadamard(share))),
+        allocation=Leading(bits, share),
+        quantizer=Affine(PerToken(group), fit_group=True),
+    )
     return Recipe(
         "palu",
-        key=Side(frame=RopeFrame(1, joined=True), **rest),
-        value=Side(frame=RopeFrame(joined=True), **rest),
+        key=side(frame=RopeFrame(1, joined=True)),
+        value=side(frame=RopeFrame(joined=True)),
         window=SinkRecent(sink, recent),
     )

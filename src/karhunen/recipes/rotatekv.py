@@ -5,6 +5,8 @@ values, ranges per token over 128 coefficients with clipping, massive-activation
 found by their short values (windows/small_norm.py), not by the hidden state; the order comes from second moments.
 """
 
+from functools import partial
+
 from karhunen.allocation.uniform import Uniform
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.quantizers.affine import Affine, PerToken
@@ -21,10 +23,10 @@ def rotatekv(
     bits: int = 2, group: int = 128, clip: float = 0.97, heads: int = 4, sink: int = 4, recent: int = 128
 ) -> Recipe:
     """`bits` for all, a range for each `group` coefficients of a token, `heads` rotated together."""
-    rest = {"allocation": Uniform(bits), "quantizer": Affine(PerToken(group), clip=clip, fit_group=True)}
+    side = partial(Side, allocation=Uniform(bits), quantizer=Affine(PerToken(group), clip=clip, fit_group=True))
     return Recipe(
         "rotatekv",
-        key=Side(frame=RopeFrame(1, joined=True), transform=ReorderedHadamard(heads), **rest),
-        value=Side(transform=Hadamard(), **rest),
+        key=side(frame=RopeFrame(1, joined=True), transform=ReorderedHadamard(heads)),
+        value=side(transform=Hadamard()),
         window=SinkRecent(sink, recent, keep=SmallNorm("value")),
     )

@@ -5,6 +5,8 @@ the residual's norm). Values, whose error is averaged and not multiplied, take A
 MSE variant; the projection is one matrix for all heads.
 """
 
+from functools import partial
+
 from karhunen.allocation.uniform import Uniform
 from karhunen.quantizers.lloyd_max import LloydMax
 from karhunen.quantizers.residual_sign import ResidualSign
@@ -17,10 +19,10 @@ RATES = {4: {"bits": 4}, 8: {"bits": 2}, 12: {"bits": 1}}
 
 def turboquant_prod(bits: int = 4, seed: int = 0, sink: int = 4, recent: int = 128) -> Recipe:
     """`bits` per coefficient, of which a key spends one on its residual's signs."""
-    rest = {"transform": RandomRotation(seed), "allocation": Uniform(bits)}
+    side = partial(Side, transform=RandomRotation(seed), allocation=Uniform(bits))
     return Recipe(
         "turboquant_prod",
-        key=Side(quantizer=ResidualSign(LloydMax("float16"), seed), **rest),
-        value=Side(quantizer=LloydMax("float16"), **rest),
+        key=side(quantizer=ResidualSign(LloydMax("float16"), seed)),
+        value=side(quantizer=LloydMax("float16")),
         window=SinkRecent(sink, recent),
     )

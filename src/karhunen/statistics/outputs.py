@@ -58,5 +58,16 @@ def corrected_weight(
     return new.mT.to(weight.dtype).contiguous()
 
 
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+
+
+def best_corrected_weight(
+    weight: Float[Tensor, "hidden n"], pairs: OutputPairs, held_out: OutputPairs
+) -> Float[Tensor, "hidden n"]:
+    """The correction at the ridge that serves `held_out` text best; W_O itself where none does better than it."""
+    tried = [weight, *(corrected_weight(weight, pairs, ridge) for ridge in RIDGES)]
+    return min(tried, key=lambda new: held_out.error(new, weight))
+
+
 def _energy(weight: Float[Tensor, "n hidden"], second: Float[Tensor, "n n"]) -> Tensor:
     return (weight * (second @ weight)).sum()

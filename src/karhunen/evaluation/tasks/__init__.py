@@ -1,5 +1,6 @@
 """What a model is asked. A task is a value; prepared for a model, it measures codecs against the dense model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ def make_task(text: str, **sizes: Any) -> Task:
 
     name, _, lengths = text.partition("@")
     if name.startswith("ruler/") and name.removeprefix("ruler/") in KINDS:
-        return Ruler(name.removeprefix("ruler/"), **({"n_tokens": _counts(text, lengths)[0]} if lengths else {}))
+        ruler = Ruler(name.removeprefix("ruler/"))
+        return replace(ruler, n_tokens=_counts(text, lengths)[0]) if lengths else ruler
     if name == "needles":
-        return Needles(**({"lengths": _counts(text, lengths)} if lengths else {}))
+        return Needles(lengths=_counts(text, lengths)) if lengths else Needles()
     if Path(text).exists():
         return Texts(files=(str(Path(text)),), **sizes)
     known = ["texts", "FILE", "needles", *(f"ruler/{kind}" for kind in KINDS)]

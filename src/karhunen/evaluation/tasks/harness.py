@@ -65,15 +65,17 @@ class PreparedHarness(Prepared):
     @cached_property
     def dense(self) -> dict[str, dict[str, float]]:
         """Scores of lm-eval's own `hf` model."""
-        from lm_eval.models.huggingface import HFLM
+        from lm_eval.models import huggingface
 
-        return self._run(HFLM(pretrained=self.model, tokenizer=self.tokenizer))[0]  # pyright: ignore[reportArgumentType]
+        plain: Any = huggingface  # lm-eval's own types say nothing of a model's arguments
+        return self._run(plain.HFLM(pretrained=self.model, tokenizer=self.tokenizer))[0]
 
     def measure(self, codec: Codec) -> dict[str, Any]:
         """Both models on all tasks."""
         from karhunen.evaluation.lm_eval_model import KarhunenLM
 
-        coded_model = KarhunenLM(self.model, codec, tokenizer=self.tokenizer)
+        kind: Any = KarhunenLM
+        coded_model = kind(self.model, codec, tokenizer=self.tokenizer)
         coded, versions = self._run(coded_model)
         if coded_model.report is None:
             raise ValueError(f"{self.task.name} never called the model, so nothing was measured")
@@ -85,9 +87,10 @@ class PreparedHarness(Prepared):
         }
 
     def _run(self, model: Any) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-        from lm_eval import simple_evaluate
+        import lm_eval
 
-        found: Any = simple_evaluate(
+        harness: Any = lm_eval
+        found = harness.simple_evaluate(
             model=model,
             tasks=list(self.task.tasks),
             num_fewshot=self.task.n_fewshot,

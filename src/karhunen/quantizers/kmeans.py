@@ -13,6 +13,9 @@ from torch import Tensor
 
 from karhunen.quantizers.nearest import nearest
 
+COARSE_STRIDE = 4  # the first half of the iterations looks at every fourth sample,
+COARSE_FROM = 32  # where there are at least this many samples for each entry
+
 
 def kmeans(
     x: Float[Tensor, "s n w"], n_entries: int, n_iterations: int, seed: int, weight: Float[Tensor, "s n"] | None = None
@@ -25,12 +28,15 @@ def kmeans(
     weight = torch.ones(s, n) if weight is None else weight.float()
     sizes = (x.abs().amax(1) > 0).sum(-1).clamp_min(1).tolist()  # columns that are zero throughout are padding
     entries = _spread_samples(x, n_entries, seed, sizes)
-    for _ in range(n_iterations):
-        chosen, error = nearest(x, entries, sizes)
-        mass = torch.zeros(s, n_entries).scatter_add_(1, chosen, weight)
-        total = torch.zeros(s, n_entries, w).scatter_add_(1, chosen[..., None].expand(-1, -1, w), x * weight[..., None])
+    for iteration in range(n_iterations):
+        stride = COARSE_STRIDE if iteration < n_iterations // 2 and n >= COARSE_FROM * n_entries else 1
+        some, mine = x[:, ::stride], weight[:, ::stride]
+        chosen, error = nearest(some, entries, sizes)
+        mass = torch.zeros(s, n_entries).scatter_add_(1, chosen, mine)
+        where = chosen[..., None].expand(-1, -1, w)
+        total = torch.zeros(s, n_entries, w).scatter_add_(1, where, some * mine[..., None])
         entries = torch.where(mass[..., None] > 0, total / mass[..., None].clamp_min(1e-30), entries)
-        _reseed_empty(entries, mass, chosen, error * weight)
+        _reseed_empty(entries, mass, chosen, error * mine)
     return entries
 
 

@@ -1,4 +1,4 @@
-"""Byte decoding on a CPU: a tile of tokens at a time, plane by plane, so that one table stays in the first-level cache."""
+"""Byte decoding on a CPU: a tile of tokens at a time, plane by plane, so that one table stays in the nearest cache."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache

@@ -1,4 +1,4 @@
-"""The definition of byte decoding: each plane adds its entry to the coefficients it covers, planes in order, float32."""
+"""The definition of byte decoding: each plane adds its entry to the coefficients it covers, in order, float32."""
 
 import torch
 from jaxtyping import Float, UInt8

@@ -55,7 +55,7 @@ def dismantle(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
         tensors[path] = value.contiguous()
         return {"tensor": path}
     if isinstance(value, tuple | list):
-        items = cast("list[Any]", list(cast("Any", value)))
+        items: list[Any] = list(cast("Any", value))
         return [dismantle(item, tensors, _join(path, str(i))) for i, item in enumerate(items)]
     if isinstance(value, Mapping):
         mapping = cast("Mapping[Any, Any]", value)

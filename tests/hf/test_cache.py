@@ -443,6 +443,19 @@ def test_any_float_dtype_is_kept(dtype: torch.dtype) -> None:
     assert held.report().total.dense == 50 * 2 * 2 * 2 * 12 * dtype.itemsize
 
 
+def test_exact_tokens_may_be_held_in_bfloat16_while_the_model_computes_in_float32() -> None:
+    model = model_of("llama")
+    held = CompressedCache(model, codec_of(model, "int8"), exact_dtype=torch.bfloat16)
+    dense = dense_cache(model)
+    for part in tokens(1, 50).split([40, 10], dim=1):
+        got, want = run(model, part, held), run(model, part, dense)
+    assert got.dtype == torch.float32
+    assert divergence(want, got) < 5e-3
+    stored = held.layers[0].store.tensors()
+    assert {x.dtype for name, x in stored.items() if name.startswith("exact")} == {torch.bfloat16}
+    assert held.report().total.dense == 50 * 2 * 2 * 2 * 12 * 2, "the uncompressed cache is counted in the same type"
+
+
 def test_bytes_do_not_depend_on_autocast() -> None:
     key = torch.randn(1, 2, 50, 12, generator=seeded(3))
     kept = []

@@ -319,3 +319,11 @@ def test_byte_codes_follow_the_spectrum() -> None:
     bound = 2 ** float(2 * sigma.log2().mean() - 4)
     assert error.max() / error.min() < 2
     assert math.log2(float(error.mean()) / bound) / 2 < 0.40
+
+
+def test_a_side_without_a_byte_decodes_to_zero_and_holds_nothing() -> None:
+    y = normal(1, 1, 9, 12)
+    quantizer = trained(ByteVQ(n_iterations=1), normal(1, 300, 12), torch.zeros(1, 12))
+    codes = quantizer.encode(y)
+    assert codes.symbols.shape == (1, 0, 9)
+    assert not quantizer.decode(codes).any()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from karhunen.cli.options import DEFAULT_MODEL, DEFAULT_RECIPE, CodecFolder, Dtype, Json, Model, RecipeText
+from karhunen.cli.options import DEFAULT_MODEL, DEFAULT_RECIPE, DEMO_RECIPE, CodecFolder, Dtype, Json, Model, RecipeText
 from karhunen.cli.scoring import scoring
 
 app = typer.Typer(
@@ -139,8 +139,8 @@ def recipes(as_json: Json = False) -> None:
 @app.command()
 def demo(
     model: Model = DEFAULT_MODEL,
-    recipe: RecipeText = DEFAULT_RECIPE,
-    calibration_tokens: Annotated[int, typer.Option("--calibration-tokens", min=1)] = 16384,
+    recipe: RecipeText = DEMO_RECIPE,
+    calibration_tokens: Annotated[int, typer.Option("--calibration-tokens", min=1)] = 8192,
     prompt_tokens: Annotated[
         int, typer.Option("--prompt-tokens", min=1, help="Length of the document asked about.")
     ] = 4096,

@@ -92,7 +92,7 @@ def run_demo(
     tokenizer: Any,
     recipe: Recipe,
     *,
-    calibration_tokens: int = 16384,
+    calibration_tokens: int = 8192,
     prompt_length: int = 4096,
     scored_tokens: int = 256,
     on_stage: OnStage | None = None,
@@ -118,7 +118,7 @@ def run_demo(
     say(f"asking the dense model about a document: a prompt of {tokens.shape[1]:,} tokens")
     dense = generate(model, tokenizer, tokens, max_new_tokens=ANSWER_TOKENS)
     say("asking again, from the compressed cache")
-    coded = generate(model, tokenizer, tokens, codec, max_new_tokens=ANSWER_TOKENS)
+    coded = generate(model, tokenizer, tokens, codec, max_new_tokens=ANSWER_TOKENS, exact_dtype=torch.bfloat16)
     say(f"scoring {scored_tokens} tokens of another text after {prompt_length:,} tokens of context")
     return Demo(
         recipe=recipe.name,

@@ -46,9 +46,12 @@ class CompressedLayer(DynamicLayer):
     is_compileable = False
     supports_early_init = True
 
-    def __init__(self, codec: LayerCodec | None, window: Window, offsets: RowOffsets) -> None:
+    def __init__(
+        self, codec: LayerCodec | None, window: Window, offsets: RowOffsets, exact_dtype: torch.dtype | None = None
+    ) -> None:
         self.store = LayerStore(codec, window)
         self.offsets = offsets
+        self.exact_dtype = exact_dtype
         self.is_initialized = False
         self.transient_bytes = 0
 
@@ -62,12 +65,17 @@ class CompressedLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         was_empty = self.store.n_tokens == 0
-        self.store.extend(key_states, value_states, self.offsets.now)
-        key, value = (key_states, value_states) if was_empty else self.store.read()
+        self.store.extend(self._as_stored(key_states), self._as_stored(value_states), self.offsets.now)
+        key, value = (key_states, value_states)
+        if not was_empty:
+            key, value = (x.to(key_states.dtype) for x in self.store.read())
         if self.store.n_coded or self.store.n_dropped:
             self.transient_bytes = max(self.transient_bytes, key.nbytes + value.nbytes)
         self.store.flush()
         return key, value
+
+    def _as_stored(self, x: Tensor) -> Tensor:
+        return x if self.exact_dtype is None else x.to(self.exact_dtype)
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
@@ -139,16 +147,17 @@ class CompressedCache(Cache):
     """A cache for `model` in which the layers of `codec` are coded and the others are transformers' own.
 
     ValueError, with the reason, if the codec was made for another model. Works with `generate`, beams, assisted
-    decoding, left padding, several turns; `report()` says what is held.
+    decoding, left padding, several turns; `report()` says what is held. `exact_dtype` is the type in which the codec's
+    layers keep their exact tokens: bfloat16 where a bfloat16 model computes in float32; None keeps them as they come.
     """
 
-    def __init__(self, model: nn.Module, codec: Codec) -> None:
+    def __init__(self, model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None = None) -> None:
         codec.check_model(identity_of(model))
         self.codec = codec
         self.offsets = RowOffsets()
         layers: list[Any] = list(dense_cache(model).layers)
         for index in codec.windowed:
-            layers[index] = CompressedLayer(codec.layers.get(index), codec.window, self.offsets)
+            layers[index] = CompressedLayer(codec.layers.get(index), codec.window, self.offsets, exact_dtype)
         super().__init__(layers=layers)
         self._model = weakref.ref(model)
         self._watch(model)

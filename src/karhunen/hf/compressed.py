@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast, final
 
+import torch
 from torch import nn
 
 from karhunen.codec import Codec
@@ -18,22 +19,23 @@ from karhunen.store.report import Report
 CACHE_ARGUMENTS = {"cache", "past_key_values"}
 
 
-def make_cache(model: nn.Module, codec: Codec) -> dict[str, CompressedCache]:
+def make_cache(model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None = None) -> dict[str, CompressedCache]:
     """A new cache under the argument's name: `model.generate(**inputs, **make_cache(model, codec))`."""
-    return {cache_argument(model): CompressedCache(model, codec)}
+    return {cache_argument(model): CompressedCache(model, codec, exact_dtype)}
 
 
 @final
 class Session:
     """What ran inside `compressed`: the cache of the last call and its report."""
 
-    def __init__(self) -> None:
+    def __init__(self, exact_dtype: torch.dtype | None = None) -> None:
+        self.exact_dtype = exact_dtype
         self.cache: CompressedCache | None = None
         self._started: list[weakref.ref[CompressedCache]] = []
 
     def start(self, model: nn.Module, codec: Codec) -> CompressedCache:
         """A new cache for the next call."""
-        self.cache = CompressedCache(model, codec)
+        self.cache = CompressedCache(model, codec, self.exact_dtype)
         self._started.append(weakref.ref(self.cache))
         return self.cache
 
@@ -51,11 +53,11 @@ class Session:
 
 
 @contextmanager
-def compressed(model: nn.Module, codec: Codec) -> Iterator[Session]:
+def compressed(model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None = None) -> Iterator[Session]:
     """Every `model.generate` (a pipeline's too), and every forward with `use_cache=True` and no cache, gets a new
     compressed cache. A cache that the caller passes is left alone; `cache_implementation` is refused (ValueError)."""
     CompressedCache(model, codec).close()  # refuses the wrong model here rather than inside the first call
-    session, name = Session(), cache_argument(model)
+    session, name = Session(exact_dtype), cache_argument(model)
     own, plain = vars(model).get("generate"), cast("Any", model).generate  # own: that of a context around this one
 
     def generate(*args: Any, **kwargs: Any) -> Any:

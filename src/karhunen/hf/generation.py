@@ -88,6 +88,7 @@ def generate(
     max_new_tokens: int = 256,
     sampling: Sampling | None = None,
     on_text: OnText | None = None,
+    exact_dtype: torch.dtype | None = None,
 ) -> Generation:
     """Continue `tokens` from the cache of `codec`, or from transformers' own; `on_text` receives text as it comes.
 
@@ -100,7 +101,7 @@ def generate(
             f"a prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's {room} positions; "
             "shorten the prompt or ask for fewer"
         )
-    cache = dense_cache(model) if codec is None else CompressedCache(model, codec)
+    cache = dense_cache(model) if codec is None else CompressedCache(model, codec, exact_dtype)
     streamer = _Clocked(tokenizer, on_text)
     if sampling.seed is not None:
         torch.manual_seed(sampling.seed)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
@@ -81,6 +81,6 @@ class ByteTables:
         return torch.stack([squares[:, left:right].sum(1) for left, right in edges]).float()
 
     @cached_property
-    def prepared(self) -> dict[str, object]:
+    def prepared(self) -> dict[str, Any]:
         """What a kernel made of these tables, by kernel: filled at first use, never stored."""
         return {}

@@ -20,6 +20,7 @@ from karhunen.quantizers.vector import VectorQuantizer
 EntryKind = Literal["float16", "float8_e5m2"]
 ENTRY_KINDS = ("float16", "float8_e5m2")
 
+ENTRY_DTYPES = {"float16": torch.float16, "float8_e5m2": torch.float8_e5m2}
 BATCH_PLANES = 48  # codebooks trained at a time; bounds the distance table
 FLOAT8_TOP = 8.0  # a float8 table is scaled so that its largest entry is this, in the middle of e5m2's range
 
@@ -62,16 +63,17 @@ def train(planes: Sequence[Plane], data: QuantizerData, gain: GainKind, how: Tra
         books = _train_batch([planes[j] for j in batch], rest, how)
         for j, (stored, scale) in zip(batch, books, strict=True):
             tables[j], scales[j] = stored, scale
+    in_order = [tables[j] for j in range(len(planes))]  # none where the budget leaves a side no byte
     return VectorQuantizer(
         g=g,
         c=c,
         gain=gain,
-        plane_group=torch.tensor([plane.group for plane in planes]),
-        plane_stage=torch.tensor([plane.stage for plane in planes]),
-        plane_bits=torch.tensor([plane.bits for plane in planes]),
-        plane_size=torch.tensor([len(plane.coordinates) for plane in planes]),
-        coordinates=torch.tensor([i for plane in planes for i in plane.coordinates]),
-        entries=torch.cat([tables[j].flatten() for j in range(len(planes))]),
+        plane_group=torch.tensor([plane.group for plane in planes], dtype=torch.int64),
+        plane_stage=torch.tensor([plane.stage for plane in planes], dtype=torch.int64),
+        plane_bits=torch.tensor([plane.bits for plane in planes], dtype=torch.int64),
+        plane_size=torch.tensor([len(plane.coordinates) for plane in planes], dtype=torch.int64),
+        coordinates=torch.tensor([i for plane in planes for i in plane.coordinates], dtype=torch.int64),
+        entries=torch.cat([torch.empty(0, dtype=ENTRY_DTYPES[how.entries]), *(t.flatten() for t in in_order)]),
         scale=scales,
     )
 

@@ -229,7 +229,9 @@ def _side(side: CodedTokens) -> _Side:
     kinds = {None: NO_GAIN, torch.float32: FLOAT_GAIN, torch.float16: HALF_GAIN, torch.uint8: LEVEL_GAIN}
     kind = kinds.get(None if gain is None else gain.dtype)
     if kind is None:
-        raise TypeError(f"gains are {gain.dtype}; float16, float32 or bytes with levels are read")
+        raise TypeError(
+            f"gains are {gain.dtype if gain is not None else None}; float16, float32 or bytes with levels are read"
+        )
     size = 0 if gain is None else gain.element_size()
     return _Side(
         codes=codes.data_ptr(),

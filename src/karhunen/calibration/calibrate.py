@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 MAX_TOKENS = 16384
 MIN_TOKENS = 256
 MAX_SAMPLES = 16384
-GRADIENT_TOKENS = 4096  # gradients are measured on the first this many tokens: a backward pass costs several forwards
+GRADIENT_TOKENS = 6144  # gradients are measured on the first this many tokens: a backward pass costs several forwards
 
 
 def calibrate(
@@ -200,8 +200,9 @@ def _run(
 
 
 def _gradient_pieces(pieces: list[Int[Tensor, " _"]]) -> list[Int[Tensor, " _"]]:
-    """Whole sequences, spread evenly over the text, of GRADIENT_TOKENS together (at least one)."""
-    n_wanted = max(1, round(GRADIENT_TOKENS / max(len(piece) for piece in pieces)))
+    """Whole sequences, spread evenly over the text: GRADIENT_TOKENS, or half of the text if it is short; at least one."""
+    n_tokens = min(GRADIENT_TOKENS, sum(len(piece) for piece in pieces) / 2)
+    n_wanted = max(1, round(n_tokens / max(len(piece) for piece in pieces)))
     stride = max(1, len(pieces) // n_wanted)
     return pieces[::stride][:n_wanted]
 

@@ -5,7 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-GROWTH_SHARE = 32  # a buffer that has to grow takes spare room of one part in this many of what it holds
+GROWTH_SHARE = 128  # a buffer that has to grow takes spare room of one part in this many of what it holds
 
 
 @final

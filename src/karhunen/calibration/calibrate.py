@@ -200,7 +200,7 @@ def _run(
 
 
 def _gradient_pieces(pieces: list[Int[Tensor, " _"]]) -> list[Int[Tensor, " _"]]:
-    """Whole sequences, spread evenly over the text: GRADIENT_TOKENS, or half of the text if it is short; at least one."""
+    """Whole sequences, spread evenly: GRADIENT_TOKENS together, or half of the text if it is short; at least one."""
     n_tokens = min(GRADIENT_TOKENS, sum(len(piece) for piece in pieces) / 2)
     n_wanted = max(1, round(n_tokens / max(len(piece) for piece in pieces)))
     stride = max(1, len(pieces) // n_wanted)

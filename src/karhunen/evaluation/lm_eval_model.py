@@ -25,7 +25,7 @@ CHUNK_TOKENS = 64
 
 
 @final  # lm-eval's decorator makes a plain `LM` of HFLM in the eyes of a type checker
-class KarhunenLM(HFLM):  # pyright: ignore[reportGeneralTypeIssues]  # pyright: ignore[reportUntypedBaseClass]
+class KarhunenLM(HFLM):  # pyright: ignore[reportGeneralTypeIssues, reportUntypedBaseClass]
     """`hf` with a codec: `pretrained` and all other arguments are those of `hf`."""
 
     def __init__(

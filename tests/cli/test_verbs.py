@@ -158,5 +158,6 @@ def test_demo_measures_what_it_prints(karhunen: Command, tmp_path: Path) -> None
     assert said["scored"]["prefill_tokens"] == 1800
     assert 0 <= said["scored"]["kl_nats"] < 0.1
     assert said["dense"]["n_prompt_tokens"] == said["coded"]["n_prompt_tokens"] > 1800
-    assert said["cache"]["ratio"] > 2
+    bits = 8 + 32 / 6  # of a coded element against 16: the range of a group of 6, the largest divisor of 12 up to 8
+    assert 1.1 < said["cache"]["ratio"] < 16 / bits, "a few exact tokens keep the ratio below that of the codes"
     assert said["fact_tokens_before_end"] > 132, "the fact is not among the exact tokens"

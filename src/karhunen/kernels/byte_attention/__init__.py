@@ -8,17 +8,15 @@
 All have one signature. `choose_path` says which one fits and why; nothing falls back unasked.
 """
 
-import importlib
-import importlib.util
 from dataclasses import dataclass
 from typing import final
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from karhunen.kernels import paths
 from karhunen.kernels.byte_attention.inputs import INVISIBLE, CodedTokens, Partial, merge_partials
-
-PATHS = ("naive", "cpu")
+from karhunen.kernels.paths import PATHS
 
 __all__ = [
     "INVISIBLE",
@@ -43,14 +41,8 @@ class PathChoice:
 
 
 def available(path: str) -> tuple[bool, str]:
-    """Whether a path can run on this machine, and what it found or misses."""
-    if path not in PATHS:
-        raise ValueError(f"path={path!r} is unknown; choose one of {PATHS}")
-    if path == "naive":
-        return True, "plain torch"
-    if importlib.util.find_spec("numba") is None:
-        return False, "numba is not installed"
-    return _module(path).available()
+    """Whether a path can run on this machine, and what it found or misses; ValueError on an unknown path."""
+    return paths.available("byte_attention", path)
 
 
 def choose_path(device_type: str) -> PathChoice:
@@ -76,10 +68,7 @@ def byte_attention(
     first_visible: Int[Tensor, "b q"] | None = None,
 ) -> Partial:
     """Attention of `q` query rows per KV head to all coded tokens, by the named path (see `choose_path`)."""
-    runs, reason = available(path)
-    if not runs:
-        raise RuntimeError(f"path={path!r} cannot run here: {reason}; path='naive' runs anywhere")
-    return _module(path).byte_attention(
+    return paths.require("byte_attention", path).byte_attention(
         q_frames,
         keys,
         values,
@@ -91,7 +80,3 @@ def byte_attention(
         mask=mask,
         first_visible=first_visible,
     )
-
-
-def _module(path: str):
-    return importlib.import_module(f"karhunen.kernels.byte_attention.{path}")

@@ -14,6 +14,11 @@ from karhunen.kernels.byte_tables import ByteTables
 TILE = 64
 
 
+def available() -> tuple[bool, str]:
+    """Wherever Numba compiles."""
+    return True, "Numba"
+
+
 def byte_decode(
     codes: UInt8[Tensor, "b s t"], tables: ByteTables, *, n_threads: int | None = None
 ) -> Float[Tensor, "b h t c"]:

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from karhunen.evaluation import runner
-from karhunen.evaluation.rates import at, rated
+from karhunen.evaluation.rates import rated, settings
 from karhunen.evaluation.result import Result, path_of, read_result, read_results, write_result
 from karhunen.evaluation.rows import row_of
 from karhunen.evaluation.runner import Plan, evaluate
 from karhunen.evaluation.tasks.texts import PreparedTexts, Texts
+from karhunen.recipes import names
 
 TEXTS = Texts(n_prose=1, n_code=1, prefill_tokens=200, scored_tokens=48, generated_tokens=8)
 QUICK = Texts(n_prose=0, n_code=1, prefill_tokens=64, scored_tokens=16, generated_tokens=0)
@@ -150,6 +151,14 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path) -> None:
     file.write_text(json.dumps({"format": "other"}))
     with pytest.raises(ValueError, match="evaluate again"):
         read_results(tmp_path)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_can_be_made_at_the_rates_that_it_lists(name: str) -> None:
+    own = sorted(settings(name))
+    found = rated([name], own or (4, 8, 12), (4, 128))
+    assert [each.rate for each in found] == (own or [None])
+    assert all(each.recipe.name == name for each in found)
 
 
 def test_a_name_stands_for_all_its_rates_at_one_window() -> None:

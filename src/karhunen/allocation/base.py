@@ -22,7 +22,8 @@ class RateCost:
 
     `group` neighbouring coefficients share one width; a group of width > 0 costs `overhead_bits` more (its scale),
     every token `token_bits` more (its gain); widths are integers if `integer`, and at most `max_bits`; the rates of a
-    head group sum to a multiple of `unit_bits` where that is given.
+    head group sum to a multiple of `unit_bits` where that is given. `loss` says how far above the rate-distortion bound
+    the quantizer lands: knots (bits per coefficient, factor); none where the factor does not depend on the rate.
     """
 
     group: int = 1
@@ -31,6 +32,7 @@ class RateCost:
     integer: bool = True
     max_bits: float = 8.0
     unit_bits: int = 0
+    loss: tuple[tuple[float, float], ...] = ()
 
 
 class Allocation(ABC):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from karhunen.allocation.base import Allocation, RateCost
 from karhunen.allocation.rounding import to_integers
+from karhunen.allocation.units import units_by_return
 
 K = TypeVar("K")
 FLOOR = 1e-30  # a variance of zero gets no bits, and its logarithm stays finite
@@ -96,10 +97,12 @@ def bits_for(ratio: float) -> float:
 def _in_units(
     rates: Mapping[K, Tensor], means: Mapping[K, Tensor], costs: Mapping[K, RateCost], budget: float
 ) -> dict[K, Tensor]:
-    """Head groups get whole units (bytes), by largest remainder, and each is filled again to its own sum."""
+    """Head groups get whole units (bytes), and each is filled again to its own sum."""
     unit = max(costs[key].unit_bits for key in rates)
-    totals = torch.cat([r.sum(-1) for r in rates.values()])
-    units = to_integers(totals / unit, math.floor(budget / unit + 1e-6))
+    spectra = [row for key in rates for row in means[key]]
+    losses = [costs[key].loss for key in rates for _ in means[key]]
+    most_bits = max(costs[key].max_bits for key in rates)
+    units = units_by_return(spectra, unit, math.floor(budget / unit + 1e-6), most_bits, losses)
     filled: dict[K, Tensor] = {}
     for key, part in zip(rates, units.split([r.shape[0] for r in rates.values()]), strict=True):
         ones, most = torch.ones_like(means[key][0]), torch.full_like(means[key][0], float(costs[key].max_bits))

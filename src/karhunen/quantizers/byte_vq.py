@@ -23,6 +23,8 @@ from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.values import refuse_unless_one_of
 
 BYTE_BITS = 8
+LOSS = ((0.0, 1.0), (0.5, 1.08), (1.0, 1.25), (1.5, 1.43), (2.0, 1.6), (3.0, 2.0), (4.0, 2.45), (5.0, 4.1), (6.0, 7.3))
+"""(bits per coefficient of a head, distortion above the rate-distortion bound): benchmarks/byte_efficiency.py"""
 LEAST_PIECE_BITS = 0.5  # a remainder below this is not worth a place in another byte
 
 
@@ -44,7 +46,7 @@ class ByteVQ(QuantizerSpec):
 
     def cost(self, c: int) -> RateCost:
         """Real-valued rates whose sum over a head group is whole bytes."""
-        return RateCost(token_bits=GAIN_BITS[self.gain], integer=False, max_bits=24.0, unit_bits=BYTE_BITS)
+        return RateCost(token_bits=GAIN_BITS[self.gain], integer=False, max_bits=24.0, unit_bits=BYTE_BITS, loss=LOSS)
 
     def fit(self, data: QuantizerData) -> VectorQuantizer:
         """Cuts the rates into bytes and trains their tables."""

@@ -76,6 +76,16 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     return Codec(statistics.model, recipe.window, layers, left, _origin(recipe, statistics))
 
 
+def samples_and_variances(recipe: Recipe, statistics: Statistics, layer: int, slot: Slot) -> tuple[Tensor, Tensor]:
+    """Calibration vectors of one side in the recipe's transform, [g n c], and their variances, [g c]: what its
+    quantizer is trained on, for measurements of quantizers. ValueError as in `fit`."""
+    job = _job(recipe, statistics, layer, slot)
+    mean = _frame_mean(job)
+    vectors = _moments(job, mean)
+    transform = _fit_transform(job, vectors)
+    return _samples(job, mean, transform), _spectrum(transformed_moments(vectors, transform), job)
+
+
 def _refuse_missing_rotation(recipe: Recipe, statistics: Statistics) -> None:
     """Single layers may go without a rotation; where none has one there is nothing to undo."""
     turning = any(layer.key_rotary or layer.value_rotary for layer in statistics.layers.values())
@@ -175,14 +185,17 @@ def _fit_side(
     job: _Job, mean: Tensor | None, transform: Transform, moments: Moments | None, rates: Tensor
 ) -> SideCodec:
     rotary = job.statistics.rotary(job.slot)
-    samples = None
-    if job.side.quantizer.needs_samples:
-        raw = job.statistics.get(replace(job.about, kind="samples"), Samples)
-        vectors = raw.vectors if mean is None else raw.vectors - _turned_means(job, mean, raw.positions)
-        samples = transform.forward(vectors)
+    samples = _samples(job, mean, transform) if job.side.quantizer.needs_samples else None
     quantizer = job.side.quantizer.fit(QuantizerData(rates, moments, samples))
     layout = job.side.packing.fit(quantizer.widths)
     return SideCodec(job.shape.n_kv_heads, job.side.frame, rotary, mean, transform, quantizer, layout)
+
+
+def _samples(job: _Job, mean: Tensor | None, transform: Transform) -> Tensor:
+    """Calibration vectors as the quantizer will see them, [g n c]."""
+    raw = job.statistics.get(replace(job.about, kind="samples"), Samples)
+    vectors = raw.vectors if mean is None else raw.vectors - _turned_means(job, mean, raw.positions)
+    return transform.forward(vectors)
 
 
 def _named(key: Key, step, job: _Job, *rest):  # type: ignore[no-untyped-def]

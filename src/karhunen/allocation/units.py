@@ -10,6 +10,7 @@ followed, several units at a time.
 
 import heapq
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -74,7 +75,7 @@ def _steps(
         while len(hull) > 1 and _slope(distortion, hull[-2], hull[-1]) >= _slope(distortion, hull[-2], u):
             hull.pop()
         hull.append(u)
-    return [(b - a, -_slope(distortion, a, b)) for a, b in zip(hull, hull[1:], strict=False)]
+    return [(b - a, -_slope(distortion, a, b)) for a, b in pairwise(hull)]
 
 
 def _slope(distortion: np.ndarray, a: int, b: int) -> float:

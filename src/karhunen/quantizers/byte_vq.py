@@ -31,13 +31,15 @@ LEAST_PIECE_BITS = 0.5  # a remainder below this is not worth a place in another
 @final
 @dataclass(frozen=True)
 class ByteVQ(QuantizerSpec):
-    """Codebooks trained by k-means on calibration coefficients; `gain` says how a token's level is stored."""
+    """Codebooks trained by k-means on calibration coefficients; `gain` says how a token's level is stored,
+    `loss` what the allocation is told of their efficiency."""
 
     gain: GainKind = "none"
     gaussian_share: float = 0.0
     n_iterations: int = 10
     max_samples: int = 16384
     seed: int = 0
+    loss: tuple[tuple[float, float], ...] = LOSS
     needs_moments = True
     needs_samples = True
 
@@ -46,7 +48,9 @@ class ByteVQ(QuantizerSpec):
 
     def cost(self, c: int) -> RateCost:
         """Real-valued rates whose sum over a head group is whole bytes."""
-        return RateCost(token_bits=GAIN_BITS[self.gain], integer=False, max_bits=24.0, unit_bits=BYTE_BITS, loss=LOSS)
+        return RateCost(
+            token_bits=GAIN_BITS[self.gain], integer=False, max_bits=24.0, unit_bits=BYTE_BITS, loss=self.loss
+        )
 
     def fit(self, data: QuantizerData) -> VectorQuantizer:
         """Cuts the rates into bytes and trains their tables."""

@@ -1,0 +1,159 @@
+"""What each ingredient of the recipe `karhunen` is worth: the recipe whole, and without one of them, at equal bytes.
+
+Every variant is a recipe like any other: fitted on the same text, really packed, scored by `karhunen evaluate`'s own
+runner, one JSON each; what exists is not run again. The last thing printed is the table.
+
+    python benchmarks/ablation.py --model smollm2 --json results/measured/ablation-smollm2.json
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from karhunen.allocation.uniform import Uniform
+from karhunen.allocation.water_filling import WaterFilling
+from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.rates import Rated
+from karhunen.evaluation.result import Result, read_result
+from karhunen.evaluation.runner import Plan, evaluate
+from karhunen.evaluation.tasks.texts import Texts
+from karhunen.frames.rope_frame import RopeFrame
+from karhunen.hf.embedded import load
+from karhunen.metrics.output import OutputMetric
+from karhunen.metrics.plain import Plain
+from karhunen.metrics.query import QueryMetric
+from karhunen.quantizers.byte_vq import ByteVQ
+from karhunen.quantizers.group_vq import GroupVQ
+from karhunen.quantizers.lloyd_max import LloydMax
+from karhunen.recipe import Recipe, Side
+from karhunen.recipes import make
+from karhunen.transforms.identity import Identity
+from karhunen.windows.sink_recent import SinkRecent
+
+RATES = {4: 4.0, 8: 2.0, 12: 4 / 3}
+GROUP_SIZE = {4: 2, 8: 4}  # coefficients that share a byte where all bytes hold equally many; 6 does not divide a head
+
+
+def variants(rate: int) -> dict[str, Recipe]:
+    """By what is missing."""
+    whole = make(f"karhunen:bits={RATES[rate]}")
+    per_head = WaterFilling(RATES[rate], "head")
+    sides = partial(both, whole)
+    found = {
+        "whole": whole,
+        "one budget for the model (each head the same bytes)": sides(lambda s: replace(s, allocation=per_head)),
+        "Fisher metric (queries for keys, W_O for values; each head the same bytes)": replace(
+            both(whole, lambda s: replace(s, allocation=per_head)),
+            key=replace(key_of(whole), metric=QueryMetric(), allocation=per_head),
+            value=replace(value_of(whole), metric=OutputMetric(), allocation=per_head),
+        ),
+        "any metric (error of the numbers)": sides(lambda s: replace(s, metric=Plain())),
+        "block frame (keys after RoPE)": replace(whole, key=replace(key_of(whole), frame=RopeFrame())),
+        "mean by offset (one mean)": replace(
+            whole, key=replace(key_of(whole), frame=replace(key_of(whole).frame, center=False))
+        ),
+        "transform (coordinates as they are)": sides(lambda s: replace(s, transform=Identity(), metric=Plain())),
+        "vectors (Lloyd-Max scalars of whole bits)": sides(
+            lambda s: replace(s, quantizer=LloydMax(gain="none", scaled=True))
+        ),
+        "the loss of byte codes in the budget": sides(lambda s: replace(s, quantizer=ByteVQ(loss=()))),
+        "abnormal tokens kept exact": replace(whole, window=SinkRecent(4, 128)),
+    }
+    if rate in GROUP_SIZE:
+        equal = GroupVQ(GROUP_SIZE[rate], grouping="equal_volume", gain="none")
+        bits = Uniform(8 // GROUP_SIZE[rate])
+        found["variable groups (as many coefficients in each byte, equal volumes)"] = sides(
+            lambda s: replace(s, allocation=bits, quantizer=equal)
+        )
+    return found
+
+
+def both(recipe: Recipe, change: Callable[[Side], Side]) -> Recipe:
+    """The recipe with both sides changed alike."""
+    return replace(recipe, key=change(key_of(recipe)), value=change(value_of(recipe)))
+
+
+def key_of(recipe: Recipe) -> Side:
+    """Its keys."""
+    assert recipe.key is not None, "karhunen codes both"
+    return recipe.key
+
+
+def value_of(recipe: Recipe) -> Side:
+    """Its values."""
+    assert recipe.value is not None, "karhunen codes both"
+    return recipe.value
+
+
+def main() -> None:
+    """Run what is missing, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--rate", type=int, nargs="+", default=list(RATES), choices=list(RATES))
+    parser.add_argument("--only", default="", help="variants whose name holds these letters")
+    parser.add_argument("--results", type=Path, default=Path("results/ablation"))
+    parser.add_argument("--statistics", type=Path, help="measured there; by default in the folder of results")
+    parser.add_argument("--prefill-tokens", type=int, default=2560)
+    parser.add_argument("--scored-tokens", type=int, default=384)
+    parser.add_argument("--prose", type=int, default=1)
+    parser.add_argument("--code", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    rated = tuple(
+        Rated("karhunen", rate, f"{rate}: without {name}" if name != "whole" else f"{rate}: whole", recipe)
+        for rate in given.rate
+        for name, recipe in variants(rate).items()
+        if given.only in name or name == "whole"
+    )
+    sizes = {"prefill_tokens": given.prefill_tokens, "scored_tokens": given.scored_tokens, "generated_tokens": 0}
+    plan = Plan(
+        model_name=given.model,
+        dtype="float32",
+        tasks=(Texts(n_prose=given.prose, n_code=given.code, **sizes),),
+        rated=rated,
+        results=given.results,
+        statistics=given.statistics or given.results / "statistics" / given.model,
+    )
+    outcome = evaluate(plan, partial(load, given.model), on_stage=partial(print, flush=True))
+    for name, reason in outcome.refused.items():
+        print(f"not measured: {name}: {reason}")
+    rows = sorted((row(read_result(path)) for path in outcome.paths), key=lambda r: (r["rate"], r["kl"]))
+    print(table(rows))
+    if given.json:
+        given.json.write_text(json.dumps({"made": asdict(provenance()), "model": given.model, "rows": rows}, indent=1))
+
+
+def row(result: Result) -> dict:
+    """Of the table."""
+    metrics, cache = result.body["metrics"], result.body["cache"]
+    rate, name = re.split(": ", result.configuration["text"], maxsplit=1)
+    return {
+        "rate": int(rate),
+        "variant": name,
+        "coded_bits_per_element": cache["total"]["coded_bits_per_element"],
+        "kl": metrics["kl"]["mean"],
+        "kl_low": metrics["kl"]["low"],
+        "kl_high": metrics["kl"]["high"],
+        "top1": metrics["top1_agreement"]["mean"],
+        "n_tokens": metrics["n_tokens"],
+        "commit": result.body["made"]["commit"],
+    }
+
+
+def table(rows: list[dict]) -> str:
+    """Markdown."""
+    lines = ["| rate | variant | BPE | KL (95 %) | top-1 |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {r['rate']}× | {r['variant']} | {r['coded_bits_per_element']:.3f} | "
+        f"{r['kl']:.4f} ({r['kl_low']:.4f}–{r['kl_high']:.4f}) | {r['top1']:.3f} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -91,7 +91,7 @@ def test_gains_are_paid_from_the_budget() -> None:
     variance = torch.ones(2, 16).double()
     rates = filled(variance, 3.0, RateCost(token_bits=16.0))
     assert float(rates.sum()) + 2 * 16 == 3.0 * 32
-    with pytest.raises(ValueError, match=r"bits=1\.0 does not even pay for the 32 bits of gains per token"):
+    with pytest.raises(ValueError, match=r"32 bits per token do not even pay for the 32 bits of gains"):
         filled(variance, 1.0, RateCost(token_bits=16.0))
 
 
@@ -113,6 +113,16 @@ def test_whole_bytes_where_the_quantizer_asks_for_them() -> None:
     assert torch.allclose(sums / 8, (sums / 8).round(), atol=1e-6)
     assert float(sums.sum()) == pytest.approx(2 * 96, abs=1e-6)
     assert sums[0] > sums[1] > sums[2]
+
+
+@pytest.mark.parametrize("token_bytes", [7, 24, 51])
+def test_a_budget_in_bytes_of_a_token_is_met_to_the_byte(token_bytes: int) -> None:
+    variance = torch.logspace(1, -2, 32, dtype=torch.float64).expand(3, 32) * torch.tensor([[4.0], [1.0], [0.1]])
+    cost = RateCost(integer=False, max_bits=24, unit_bits=8)
+    rates = WaterFilling(2.0, "model", token_bytes).rates({0: variance, 1: variance / 9}, dict.fromkeys((0, 1), cost))
+    assert float(sum(r.sum() for r in rates.values())) == pytest.approx(8 * token_bytes, abs=1e-6)
+    with pytest.raises(ValueError, match="budget of the whole model"):
+        WaterFilling(2.0, "layer", token_bytes)
 
 
 def test_zero_variance_gets_no_bits_and_no_nan() -> None:

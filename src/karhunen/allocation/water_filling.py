@@ -29,13 +29,23 @@ FLOOR = 1e-30  # a variance of zero gets no bits, and its logarithm stays finite
 @final
 @dataclass(frozen=True)
 class WaterFilling(Allocation):
-    """`bits` stored per coefficient on average, side information included, over each head, layer or the model."""
+    """`bits` stored per coefficient on average, side information included, over each head, layer or the model.
+
+    `token_bytes` states the budget of the whole model instead: bytes of one token, keys and values of all coded layers
+    together.
+    """
 
     bits: float
     scope: Literal["head", "layer", "model"] = "layer"
+    token_bytes: int | None = None
     needs_spectrum = True
 
     def __post_init__(self) -> None:
+        if self.token_bytes is not None and (self.token_bytes < 1 or self.scope != "model"):
+            raise ValueError(
+                f"token_bytes={self.token_bytes} is a budget of the whole model, of 1 byte or more; "
+                f"the scope is {self.scope!r}"
+            )
         if not 0 < self.bits <= 16:
             raise ValueError(f"bits={self.bits} is out of range; use more than 0 and at most 16")
         if self.scope not in ("head", "layer", "model"):
@@ -66,9 +76,11 @@ class WaterFilling(Allocation):
         overhead = torch.cat([torch.full((m.numel(),), costs[k].overhead_bits) for k, m in means.items()]).double()
         most = torch.cat([torch.full((m.numel(),), float(costs[k].max_bits)) for k, m in means.items()]).double()
         fixed = sum(costs[key].token_bits * s.shape[0] for key, s in spectra.items())
-        budget = self.bits * sum(s.numel() for s in spectra.values()) - fixed + left
+        n_coefficients = sum(s.numel() for s in spectra.values())
+        stored = self.bits * n_coefficients if self.token_bytes is None else 8 * self.token_bytes
+        budget = stored - fixed + left
         if budget <= 0:
-            raise ValueError(f"bits={self.bits} does not even pay for the {fixed:.0f} bits of gains per token")
+            raise ValueError(f"{stored:.0f} bits per token do not even pay for the {fixed:.0f} bits of gains")
         ideal = ideal_bits(flat, n, overhead, most, budget)
         if next(iter(costs.values())).integer:
             ideal = _whole(ideal, n, overhead, most, budget)

@@ -7,7 +7,7 @@ water-filling splits the bytes between layers, heads, sides and coefficients; ea
 
 from functools import partial
 
-from karhunen.allocation.water_filling import WaterFilling
+from karhunen.allocation.water_filling import WaterFilling, bits_for
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.metrics.fisher import FisherMetric
 from karhunen.quantizers.byte_vq import ByteVQ
@@ -19,13 +19,22 @@ from karhunen.windows.small_norm import SmallNorm
 RATES = {4: {"bits": 4.0}, 8: {"bits": 2.0}, 12: {"bits": 1.333}}
 
 
-def karhunen(bits: float = 2.0, block_tokens: int = 64, sink: int = 4, recent: int = 128) -> Recipe:
-    """`bits` stored per element on average over the model."""
+def karhunen(
+    bits: float = 2.0,
+    ratio: float | None = None,
+    token_bytes: int | None = None,
+    block_tokens: int = 64,
+    sink: int = 4,
+    recent: int = 128,
+) -> Recipe:
+    """`bits` stored per element on average over the model; or, in place of it, the same budget as `ratio` to 16 bits or
+    as `token_bytes`, the bytes of one coded token in all layers."""
+    rate = bits if ratio is None else bits_for(ratio)
     side = partial(
         Side,
         metric=FisherMetric(),
         transform=KLT(),
-        allocation=WaterFilling(bits, "model"),
+        allocation=WaterFilling(rate, "model", token_bytes),
         quantizer=ByteVQ(),
     )
     return Recipe(

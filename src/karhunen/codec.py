@@ -20,7 +20,7 @@ from karhunen.frames.rope_frame import RopeFrame
 from karhunen.packing.base import Layout
 from karhunen.quantizers.base import Codes, Quantizer
 from karhunen.statistics.identity import ModelIdentity
-from karhunen.statistics.need import Slot
+from karhunen.statistics.need import SLOTS, Slot
 from karhunen.statistics.rotary import Rotary
 from karhunen.transforms.base import Transform
 from karhunen.values import assemble, dismantle, fingerprint, kinds_in
@@ -118,6 +118,11 @@ class LayerCodec:
     def side(self, slot: Slot) -> SideCodec:
         """By name."""
         return self.key if slot == "key" else self.value
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether a side's bytes are stored as pages of varying length, which are read whole."""
+        return any(self.side(slot).layout.pages is not None for slot in SLOTS)
 
     @cached_property
     def granule_tokens(self) -> int:

@@ -52,7 +52,7 @@ def made_up(recipe: str, bits: float, kl: float, seed: int = 0, model: str = "ti
         },
         "layers": [{"layer": i, "attention_kl": kl, "output_error": kl / 3} for i in range(3)],
         "bits": [{"layer": i, "slot": s, "heads": [bits + i, bits - i]} for i in range(2) for s in ("key", "value")],
-        "seconds": {"read_per_token": 0.1},
+        "seconds": {"decode_prompt": 0.1},
         "made": {"commit": "0123456789", "machine": "a <machine>", "n_threads": 2, "versions": {"torch": "2"},
                  "date": "2030-01-01T00:00:00+00:00"},
     }  # fmt: skip

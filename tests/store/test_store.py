@@ -102,3 +102,29 @@ def test_the_uncompressed_recipe_holds_the_dense_bytes_and_no_more() -> None:
         store.append(key[:, :, start : start + 10], value[:, :, start : start + 10])
     assert store.account().ratio == 1
     assert torch.equal(store.read()[0], key)
+
+
+@pytest.mark.parametrize("name", ["spectra", "kivi", "karhunen", "kvquant", "streaming_int4", "kvtc"])
+def test_a_store_that_keeps_decoded_tokens_reads_the_same(name: str) -> None:
+    """Through growth, cuts, reordered rows and dropped tokens; a codec of pages is decoded whole as ever."""
+    made = codec(name)
+    plain, kept = (LayerStore(made.layers[0], made.window, keep) for keep in (False, True))
+    key, value = cached(SMALL, 2, 400)
+
+    def same() -> None:
+        for one, other in zip(plain.read(), kept.read(), strict=True):
+            assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+
+    def both(method: str, *given: object) -> None:
+        for store in (plain, kept):
+            getattr(store, method)(*given)
+        same()
+
+    for start in (0, 150, 151, 190):
+        both("append", key[:, :, start : start + 40], value[:, :, start : start + 40])
+    both("append", key[:, :, 200:], value[:, :, 200:])
+    both("select", torch.tensor([1, 0, 1]))
+    if not made.window.drops:
+        both("crop", plain.n_tokens - 70)
+    both("append", key[[0, 1, 0], :, :60], value[[0, 1, 0], :, :60])
+    assert (kept.n_coded > 0) == (plain.n_coded > 0) is True

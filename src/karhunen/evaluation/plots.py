@@ -150,8 +150,8 @@ def needles(result: Result) -> Figure | None:
 
 
 def speed(results: Sequence[Result]) -> Figure | None:
-    """Seconds per token against the length of the context; only where several lengths were measured."""
-    timed = [r for r in results if "read_per_token" in r.get("seconds", {})]
+    """Seconds to decode the context once against its length; only where several lengths were measured."""
+    timed = [r for r in results if "decode_prompt" in r.get("seconds", {})]
     lengths = {r["configuration"]["task"]["prefill_tokens"] for r in timed}
     if len(lengths) < 2:
         return None
@@ -159,12 +159,12 @@ def speed(results: Sequence[Result]) -> Figure | None:
     axes = figure.subplots()
     for recipe in sorted({r["configuration"]["recipe"] for r in timed}):
         mine = sorted(
-            (r["configuration"]["task"]["prefill_tokens"], r["seconds"]["read_per_token"])
+            (r["configuration"]["task"]["prefill_tokens"], r["seconds"]["decode_prompt"])
             for r in timed if r["configuration"]["recipe"] == recipe
         )  # fmt: skip
         axes.plot(*zip(*mine, strict=True), label=recipe, lw=1, **style(recipe))
     axes.set_xlabel("tokens of context")
-    axes.set_ylabel("seconds per token")
+    axes.set_ylabel("seconds to decode the context once")
     _log(axes)
     axes.legend(frameon=False, fontsize=8)
     return _described(figure, timed)

@@ -47,9 +47,14 @@ class CompressedLayer(DynamicLayer):
     supports_early_init = True
 
     def __init__(
-        self, codec: LayerCodec | None, window: Window, offsets: RowOffsets, exact_dtype: torch.dtype | None = None
+        self,
+        codec: LayerCodec | None,
+        window: Window,
+        offsets: RowOffsets,
+        exact_dtype: torch.dtype | None = None,
+        keep_decoded: bool = False,
     ) -> None:
-        self.store = LayerStore(codec, window)
+        self.store = LayerStore(codec, window, keep_decoded)
         self.offsets = offsets
         self.exact_dtype = exact_dtype
         self.is_initialized = False
@@ -149,15 +154,19 @@ class CompressedCache(Cache):
     ValueError, with the reason, if the codec was made for another model. Works with `generate`, beams, assisted
     decoding, left padding, several turns; `report()` says what is held. `exact_dtype` is the type in which the codec's
     layers keep their exact tokens: bfloat16 where a bfloat16 model computes in float32; None keeps them as they come.
+    `keep_decoded` holds a decoded copy too, which makes steps faster and saves no memory: for scoring.
     """
 
-    def __init__(self, model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None = None, keep_decoded: bool = False
+    ) -> None:
         codec.check_model(identity_of(model))
         self.codec = codec
         self.offsets = RowOffsets()
         layers: list[Any] = list(dense_cache(model).layers)
         for index in codec.windowed:
-            layers[index] = CompressedLayer(codec.layers.get(index), codec.window, self.offsets, exact_dtype)
+            layer = codec.layers.get(index)
+            layers[index] = CompressedLayer(layer, codec.window, self.offsets, exact_dtype, keep_decoded)
         super().__init__(layers=layers)
         self._model = weakref.ref(model)
         self._watch(model)
@@ -168,14 +177,15 @@ class CompressedCache(Cache):
             _layer_report(i, shape.kind, layer, self.codec.left_exact.get(i, ""))
             for i, (shape, layer) in enumerate(zip_longest(self.codec.model.layers, self.layers))  # shared: none
         )
-        transient = max((layer.transient_bytes for layer in self._coded_layers()), default=0)
+        transient = max((layer.transient_bytes for layer in self.coded_layers()), default=0)
         return Report(self.codec.origin.recipe, rows, self.codec.table_bytes(), transient)
 
     def close(self) -> None:
         """Stop watching the model's forwards; happens by itself when the cache is no longer used."""
         self._stop_watching()
 
-    def _coded_layers(self) -> list[CompressedLayer]:
+    def coded_layers(self) -> list[CompressedLayer]:
+        """The layers that are this library's, in order."""
         return [layer for layer in self.layers if isinstance(layer, CompressedLayer)]
 
     def _watch(self, model: nn.Module) -> None:

@@ -19,6 +19,7 @@ from karhunen.quantizers.base import HALF_MAX
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.account import Account
 from karhunen.store.buffers import TokenBuffer
+from karhunen.store.decoded import Decoded
 from karhunen.store.exceptions import Exceptions
 from karhunen.store.pages import PageBuffer
 from karhunen.store.positions import Positions
@@ -30,10 +31,12 @@ ENCODE_TOKENS = 2048  # at most this many tokens are encoded at a time, which bo
 
 @final
 class LayerStore:
-    """Keys and values of one layer for a batch. `codec=None` keeps every token exact."""
+    """Keys and values of one layer for a batch. `codec=None` keeps every token exact; with `keep_decoded` a read
+    decodes only what is new, for the memory of a dense layer."""
 
-    def __init__(self, codec: LayerCodec | None, window: Window) -> None:
+    def __init__(self, codec: LayerCodec | None, window: Window, keep_decoded: bool = False) -> None:
         self.codec = codec
+        self._decoded = Decoded() if keep_decoded and codec is not None and not codec.is_paged else None
         self.window = window
         self.reset()
 
@@ -45,6 +48,7 @@ class LayerStore:
         self._n_coded = self._n_dropped = 0
         self._rows_at = Positions()
         self._exceptions: Exceptions | None = None
+        self._forget_decoded()
 
     def append(
         self, key: Float[Tensor, "b h t d"], value: Float[Tensor, "b h t e"], offsets: Int[Tensor, " b"] | None = None
@@ -110,6 +114,7 @@ class LayerStore:
             return
         n_coded = min(n, self._n_coded)
         if n_coded:
+            self._forget_decoded()
             for slot in SLOTS:
                 for buffer in self._coded[slot].values():
                     buffer.drop(n_coded // buffer.tokens_per_entry)
@@ -174,11 +179,13 @@ class LayerStore:
             self._recent[slot] = _finite(dense, self._recent[slot].dtype).clone()
             for buffer in self._coded[slot].values():
                 buffer.crop(whole // buffer.tokens_per_entry)
+        self._forget_decoded()
         self._n_coded = whole
         self._exceptions = self._exceptions and self._exceptions.before(whole)
 
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the given rows of the batch, in that order; rows may repeat."""
+        self._forget_decoded()
         for slot in self._recent:
             here = rows.to(self._recent[slot].device)
             self._sink[slot] = self._sink[slot].index_select(0, here)
@@ -270,10 +277,24 @@ class LayerStore:
             self._coded[slot][name].append(joined)
 
     def _decode(self, slot: Slot) -> Tensor:
+        if self._decoded is None:
+            dense = self._decode_from(slot, 0)
+        else:
+            dense = self._decoded.upto(slot, self._n_coded, lambda start: self._decode_from(slot, start))
+        return dense if self._exceptions is None else self._exceptions.put_over(dense, slot)
+
+    def _decode_from(self, slot: Slot, start: int) -> Tensor:
         packed = self.packed(slot)
         assert self.codec is not None and packed is not None, "nothing is coded"
-        dense = self.codec.side(slot).decode(packed, self._positions(0, self._n_coded))
-        return dense if self._exceptions is None else self._exceptions.put_over(dense, slot)
+        if start:
+            entry = {name: start // buffer.tokens_per_entry for name, buffer in self._coded[slot].items()}
+            side = {name: x[..., entry[name] :] for name, x in packed.side.items()}
+            packed = Packed(packed.planes[..., entry["planes"] :], side)
+        return self.codec.side(slot).decode(packed, self._positions(start, self._n_coded))
+
+    def _forget_decoded(self) -> None:
+        if self._decoded is not None:
+            self._decoded.forget()
 
     def _read(self, slot: Slot) -> Tensor:
         sink, recent = self.exact(slot)

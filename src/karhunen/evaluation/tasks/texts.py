@@ -118,7 +118,7 @@ class PreparedTexts(Prepared):
             "seconds": {
                 "encode_per_token": sum(s.encode_seconds for s in scores)
                 / sum(d.prefill_tokens for d in self.documents),
-                "read_per_token": sum(s.seconds_per_token for s in scores) / len(scores),
+                "decode_prompt": sum(s.decode_seconds for s in scores) / len(scores),
                 "dense_per_token": sum(s.dense_seconds_per_token for s in scores) / len(scores),
             },
             "process_peak_bytes": peak_bytes(),
@@ -126,10 +126,8 @@ class PreparedTexts(Prepared):
 
     def _continue(self, codec: Codec) -> dict[str, Any]:
         prompt, dense, dense_seconds = self.continuation
-        start = time.perf_counter()
         coded, _ = coded_text(self.model, codec, prompt, len(dense), stop_tokens(self.model, self.tokenizer))
-        seconds = (time.perf_counter() - start) / max(1, len(coded) - 1)
-        return {**asdict(agreement(dense, coded)), "seconds_per_step": seconds, "dense_seconds_per_step": dense_seconds}
+        return {**asdict(agreement(dense, coded)), "dense_seconds_per_step": dense_seconds}
 
 
 def peak_bytes() -> int:

@@ -16,7 +16,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-pyproject-and-constraints
-EXTRAS := hf,cpu,plots,monitoring,dev
+TOOLS := $(VENV)/.tools-from-pyproject-and-constraints
+EXTRAS := hf,cpu,plots,monitoring
+TOOL_EXTRAS := eval,dev
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 LEADERBOARD_ARGS ?=
@@ -25,7 +27,16 @@ PIP := $(BIN)/python -m pip --no-input --disable-pip-version-check
 help:
 	@sed -n '1,/^$$/{s/^# \{0,1\}//p}' Makefile
 
-env: $(STAMP)
+comma := ,
+define install
+	@echo "env: installing karhunen[$(1)] into $(VENV): $(2)"
+	@echo "env: pip's words go to $(VENV)/install.log"
+	@{ $(PIP) install -c constraints.txt pip && $(PIP) install -c constraints.txt -e '.[$(1)]'; } \
+	  >>$(VENV)/install.log 2>&1 </dev/null || { \
+	    echo "env: pip failed; its last lines:" >&2; tail -n 15 $(VENV)/install.log >&2; exit 1; }
+endef
+
+env: $(TOOLS)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' </dev/null || { \
@@ -34,13 +45,13 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "env: creating $(VENV) with $$($(PYTHON) --version)"; \
 	  $(PYTHON) -m venv --clear $(VENV) </dev/null || { \
 	    echo "env: '$(PYTHON) -m venv' failed; on Debian and Ubuntu it is the package python3-venv" >&2; exit 1; }; }
-	@echo "env: installing karhunen[$(EXTRAS)] into $(VENV); torch is large, so the first time takes minutes"
-	@echo "env: pip's words go to $(VENV)/install.log"
-	@{ $(PIP) install -c constraints.txt pip && $(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'; } \
-	  >$(VENV)/install.log 2>&1 </dev/null || { \
-	    echo "env: pip failed; its last lines:" >&2; tail -n 15 $(VENV)/install.log >&2; exit 1; }
+	$(call install,$(EXTRAS),torch is large$(comma) so the first time takes minutes)
 	@$(BIN)/python -c 'import torch, transformers; \
 	  print(f"env: ready: torch {torch.__version__}, transformers {transformers.__version__}")' </dev/null
+	@touch $@
+
+$(TOOLS): $(STAMP)
+	$(call install,$(EXTRAS)$(comma)$(TOOL_EXTRAS),what tests need)
 	@touch $@
 
 test: lint
@@ -50,10 +61,10 @@ lint: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)
+types: $(TOOLS)
 	$(BIN)/pyright --level error
 
-format: $(STAMP)
+format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -125,6 +125,35 @@ def bits_per_head(result: Result) -> Figure | None:
     return _described(figure, [result], result["configuration"]["text"])
 
 
+def of_coordinates(result: Result) -> Figure | None:
+    """Energy and bits by coordinate, and how correlated coordinates are, before and after the transform."""
+    sides = result.get("coordinates", [])
+    if not sides:
+        return None
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    energy, bits, correlation = figure.subplots(1, 3, width_ratios=(1, 1, 0.7))
+    for side, colour in zip(sides, COLOURS, strict=False):
+        at = [i / (len(side["bits"]) - 1) for i in range(len(side["bits"]))]
+        energy.plot(at, side["energy_before"], ls="--", lw=1.2, color=colour, label=f"{side['slot']}s as cached")
+        energy.plot(at, side["energy_after"], lw=1.6, color=colour, label=f"{side['slot']}s transformed")
+        bits.step(at, side["bits"], where="mid", lw=1.6, color=colour, label=f"{side['slot']}s")
+    places, shown = range(2 * len(sides)), [(s, when) for s in sides for when in ("before", "after")]
+    heights = [side[f"correlation_{when}"] for side, when in shown]
+    correlation.bar(places, heights, color=[COLOURS[i // 2] for i in places], alpha=0.85, width=0.7)
+    words = {"before": "as cached", "after": "transformed"}
+    correlation.set_xticks(places, [f"{side['slot']}s\n{words[when]}" for side, when in shown], fontsize=7)
+    correlation.set_ylabel("mean |correlation| of two coordinates")
+    energy.set_ylabel("share of the energy")
+    bits.set_ylabel("bits of a coordinate")
+    for axes in (energy, bits):
+        axes.set_xlabel("share of the coordinates, strongest first")
+        axes.legend(frameon=False, fontsize=8)
+        axes.grid(alpha=0.25)
+    for axes in (energy, bits, correlation):
+        axes.spines[["top", "right"]].set_visible(False)
+    return _described(figure, [result], result["configuration"]["text"])
+
+
 def needles(result: Result) -> Figure | None:
     """Where a fact was found again, by length and depth: dense left, coded right."""
     cells = result.get("needles", [])

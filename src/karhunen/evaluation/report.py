@@ -101,6 +101,10 @@ def _pictures(results: Sequence[Result], stem: str) -> Iterator[Picture]:
         if (figure := plots.bits_per_head(result)) is not None:
             text = result["configuration"]["text"]
             yield Picture(f"{stem}-bits-{i}", f"Where {text} spends its bits.", figure)
+    for i, result in enumerate(_near_two_bits(results, ("karhunen", "spectra", "nova_kv", "int4"))):
+        if (figure := plots.of_coordinates(result)) is not None:
+            text = result["configuration"]["text"]
+            yield Picture(f"{stem}-coordinates-{i}", f"What the transform of {text} does, mean over layers.", figure)
     for i, result in enumerate([r for r in results if r.get("needles")][: 4 * MAX_HEAT_MAPS]):
         if (figure := plots.needles(result)) is not None:
             yield Picture(f"{stem}-needles-{i}", f"Facts found again from {result['configuration']['text']}.", figure)
@@ -116,6 +120,15 @@ def _varied(results: Sequence[Result]) -> list[Result]:
         if len(bits) > 2:
             found.setdefault(result["configuration"]["recipe"], result)
     return list(found.values())
+
+
+def _near_two_bits(results: Sequence[Result], names: Sequence[str]) -> list[Result]:
+    """One result of each named method, the nearest to two bits; of whichever methods there are if none is named so."""
+    found: dict[str, Result] = {}
+    for result in sorted(results, key=lambda r: abs(bits_per_element(r) - 2)):
+        found.setdefault(result["configuration"]["recipe"], result)
+    named = [found[name] for name in names if name in found]
+    return named or list(found.values())[:MAX_HEAT_MAPS]
 
 
 def _section(model: str, task: str, results: Sequence[Result], pictures: Sequence[Picture]) -> str:

@@ -6,15 +6,16 @@ from typing import Any, final
 from karhunen.evaluation.result import Result
 
 COLUMNS: tuple[str, ...] = (
-    "model", "task", "recipe", "bits/element", "× to 16 bit", "KL, nats", "KL 95 %", "top-1", "ΔNLL", "ppl", "score",
-    "dense",
+    "model", "task", "recipe", "bits/element", "× to 16 bit", "KL, nats", "KL 95 %", "top-1", "ΔNLL", "output error",
+    "ppl", "score", "dense",
 )  # fmt: skip
 
 
 @final
 @dataclass(frozen=True)
 class Row:
-    """Figures of one result; the rate is that of `bits_per_element` below. What a task does not measure is None."""
+    """Figures of one result; the rate is that of `bits_per_element` below, the output error that of single layers
+    (attention_error.py), their mean. What a task does not measure is None."""
 
     model: str
     task: str
@@ -29,6 +30,7 @@ class Row:
     kl_high: float | None
     top1: float | None
     nll_delta: float | None
+    output_error: float | None
     perplexity: float | None
     score: float | None
     dense_score: float | None
@@ -48,6 +50,7 @@ class Row:
             spread,
             _figure(self.top1, 3),
             _figure(self.nll_delta, 4),
+            _figure(self.output_error, 4),
             _figure(self.perplexity, 3),
             _figure(self.score, 3),
             _figure(self.dense_score, 3),
@@ -77,6 +80,7 @@ def row_of(result: Result) -> Row:
         kl_high=kl.get("high"),
         top1=metrics.get("top1_agreement", {}).get("mean"),
         nll_delta=metrics.get("nll_delta", {}).get("mean"),
+        output_error=_mean([layer["output_error"] for layer in result.get("layers", [])]),
         perplexity=metrics.get("perplexity_coded"),
         score=metrics.get("score"),
         dense_score=metrics.get("dense_score"),
@@ -113,7 +117,18 @@ def is_smaller(result: Result) -> bool:
 
 def markdown(rows: list[Row]) -> str:
     """A table for a README: one row per result, by task and rate, with the commit it was measured at."""
-    wanted = ["model", "task", "recipe", "bits/element", "× to 16 bit", "KL, nats", "KL 95 %", "top-1", "ΔNLL"]
+    wanted = [
+        "model",
+        "task",
+        "recipe",
+        "bits/element",
+        "× to 16 bit",
+        "KL, nats",
+        "KL 95 %",
+        "top-1",
+        "ΔNLL",
+        "output error",
+    ]
     if any(row.score is not None for row in rows):
         wanted += ["score", "dense"]
     head = [*wanted, "commit"]
@@ -122,6 +137,10 @@ def markdown(rows: list[Row]) -> str:
         cells = dict(zip(COLUMNS, row.cells(), strict=True))
         lines.append("| " + " | ".join([*(cells[name] for name in wanted), f"`{row.commit}`"]) + " |")
     return "\n".join(lines)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _figure(value: float | None, digits: int) -> str:

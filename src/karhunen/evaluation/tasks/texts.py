@@ -18,6 +18,7 @@ from karhunen.codec import Codec
 from karhunen.evaluation.attention_error import attention_errors, capture
 from karhunen.evaluation.composition import anatomy
 from karhunen.evaluation.continuation import Prompt, agreement, coded_text, dense_text, read_prompt, stop_tokens
+from karhunen.evaluation.coordinates import coordinates
 from karhunen.evaluation.documents import default_documents, file_documents
 from karhunen.evaluation.metrics import interval, percentile, perplexity
 from karhunen.evaluation.score import DenseRun, Document, Score, run_dense, score
@@ -114,6 +115,7 @@ class PreparedTexts(Prepared):
             "cache": scores[0].report.to_dict(),
             "layers": [asdict(error) for error in attention_errors(codec, self.attention)],
             "bits": _bits(codec),
+            "coordinates": [asdict(side) for side in coordinates(codec, self.attention)],
             **({"continuation": self._continue(codec)} if self.task.generated_tokens else {}),
             "seconds": {
                 "encode_per_token": sum(s.encode_seconds for s in scores)

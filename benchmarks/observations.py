@@ -159,25 +159,28 @@ def summary(layers: dict[str, list[dict[str, float]]], errors: dict[str, list[fl
     }
 
 
-def plots(layers: dict[str, list[dict[str, float]]], errors: dict[str, list[float]]) -> Figure:
+def plots(
+    indices: list[int], layers: dict[str, list[dict[str, float]]], errors: dict[str, list[float]], caption: str
+) -> Figure:
     """Correlation, energy and output error by layer."""
-    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    figure = Figure(figsize=(14, 5), layout="constrained")
+    figure.suptitle(caption, fontsize=8, x=0.01, ha="left")
     correlation, energy, error = figure.subplots(1, 3)
     for slot, style in (("key", "-"), ("value", "--")):
-        n = range(len(layers[slot]))
         for name, colour in (("channels", "#777777"), ("latent", "#D55E00")):
-            correlation.plot(n, [x[f"correlation_{name}"] for x in layers[slot]], style, color=colour)
-            energy.plot(n, [x[f"energy_of_a_quarter_{name}"] for x in layers[slot]], style, color=colour)
+            correlation.plot(indices, [x[f"correlation_{name}"] for x in layers[slot]], style, color=colour)
+            energy.plot(indices, [x[f"energy_of_a_quarter_{name}"] for x in layers[slot]], style, color=colour)
             correlation.plot([], [], style, color=colour, label=f"{slot}s, {name}")
     correlation.axhline(0.2, color="#0072B2", linewidth=0.8, label="channels in the paper")
     energy.axhline(0.96, color="#0072B2", linewidth=0.8, label="latent in the paper")
-    for name, values in errors.items():
-        error.semilogy(range(len(values)), values, label=name)
+    for (name, values), marker in zip(errors.items(), "os^Dvx", strict=True):
+        error.semilogy(indices, values, marker=marker, markersize=3, label=name)
     correlation.set(xlabel="layer", ylabel="mean |correlation|", title="off the diagonal")
     energy.set(xlabel="layer", ylabel="share of the energy", title="strongest quarter", ylim=(0, 1))
     error.set(xlabel="layer", ylabel="squared error ÷ energy", title="attention's output")
     for axes in (correlation, energy, error):
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, frameon=False)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
     return figure
 
@@ -221,7 +224,11 @@ def main() -> None:
     given.output.mkdir(parents=True, exist_ok=True)
     target = given.output / f"observations-{given.model}"
     target.with_suffix(".json").write_text(json.dumps(body, indent=1) + "\n")
-    plots(layers, errors).savefig(target.with_suffix(".png"), dpi=110)
+    caption = (
+        f"{given.model}: statistics of {statistics.n_tokens:,} tokens, {len(tokens):,} tokens coded, groups of "
+        f"{given.group}, commit {body['provenance']['commit'] or 'unknown'}"
+    )
+    plots(indices, layers, errors, caption).savefig(target.with_suffix(".png"), dpi=110)
     print(json.dumps(body["summary"], indent=1))
 
 

@@ -24,6 +24,6 @@ def write(
     if readme is not None:
         update_between_markers(readme, results)
     written = write_report(results, output)
-    screen.say(f"{output / 'index.html'}: {len(results)} results, {len(written) - 2} pictures")
+    screen.say(f"{output / 'index.html'}: {len(results)} results, {len(written) - 3} pictures")
     if document:
         screen.document({"results": len(results), "written": [str(path) for path in written]})

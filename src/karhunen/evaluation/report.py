@@ -6,6 +6,7 @@ results ─▶ by model and task ─▶ pictures (inline SVG, and PNG beside the
 import base64
 import html
 import io
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ class Picture:
 
 
 def write_report(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Write `index.html`, `results.md` and the PNGs; returns what was written."""
+    """Write `index.html`, `results.md`, `results.json` (the rows) and the PNGs; returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     sections: list[str] = []
@@ -48,9 +49,11 @@ def write_report(results: Sequence[Result], folder: Path) -> list[Path]:
                 picture.figure.savefig(path, dpi=150, metadata={"Software": None})
                 written.append(path)
             sections.append(_section(model, task, mine, pictures))
+    rows = [row_of(result) for result in results]
     written += [
         _write(folder / "index.html", page(results, sections)),
-        _write(folder / "results.md", markdown([row_of(result) for result in results]) + "\n"),
+        _write(folder / "results.md", markdown(rows) + "\n"),
+        _write(folder / "results.json", json.dumps([row.to_dict() for row in rows], indent=1) + "\n"),
     ]
     return written
 

@@ -129,18 +129,18 @@ def main() -> None:
 
 def row(result: Result) -> dict:
     """Of the table."""
-    metrics, cache = result.body["metrics"], result.body["cache"]
-    rate, name = re.split(": ", result.configuration["text"], maxsplit=1)
+    metrics, cache = result["metrics"], result["cache"]
+    rate, name = re.split(": ", result["configuration"]["text"], maxsplit=1)
     return {
         "rate": int(rate),
         "variant": name,
-        "coded_bits_per_element": cache["total"]["coded_bits_per_element"],
+        "coded_bits_per_element": cache["coded_bits_per_element"],
         "kl": metrics["kl"]["mean"],
         "kl_low": metrics["kl"]["low"],
         "kl_high": metrics["kl"]["high"],
         "top1": metrics["top1_agreement"]["mean"],
         "n_tokens": metrics["n_tokens"],
-        "commit": result.body["made"]["commit"],
+        "commit": result["made"]["commit"],
     }
 
 

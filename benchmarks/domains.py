@@ -1,0 +1,103 @@
+"""Calibrated here, read there: prose and code crossed, and short calibration on long context.
+
+    calibration on prose ─▶ scored on prose, on code        calibration on both, 2,048 tokens at a time ─▶ scored at 8k
+    calibration on code  ─▶ scored on prose, on code
+
+Recipes are scored by `karhunen evaluate`'s own runner, one JSON each; what exists is not run again.
+
+    python benchmarks/domains.py --model smollm2 --results results/domains --json results/measured/domains-smollm2.json
+"""
+
+import argparse
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from karhunen.calibration.calibrate import calibrate
+from karhunen.calibration.texts import calibration_code, calibration_prose, calibration_text
+from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.rates import RATES, rated
+from karhunen.evaluation.result import read_result
+from karhunen.evaluation.runner import Plan, evaluate
+from karhunen.evaluation.tasks.texts import Texts
+from karhunen.hf.embedded import load
+from karhunen.statistics.artifact import save_statistics
+
+SOURCES = {"prose": calibration_prose, "code": calibration_code, "both": calibration_text}
+
+
+def main() -> None:
+    """Run what is missing, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--recipe", nargs="+", default=["karhunen", "spectra", "nova_kv"])
+    parser.add_argument("--rate", type=int, nargs="+", default=[8], choices=list(RATES))
+    parser.add_argument("--results", type=Path, default=Path("results/domains"))
+    parser.add_argument("--long-tokens", type=int, default=7680, help="prefill of the long documents; 0: none")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    wanted = tuple(rated(given.recipe, given.rate, (4, 128)))
+    held = []
+
+    def loaded() -> tuple:
+        held[:] = held or [load(given.model)]
+        return held[0]
+
+    rows = []
+    sizes = {"prefill_tokens": 2560, "scored_tokens": 384, "generated_tokens": 0}
+    short = (Texts(n_prose=1, n_code=0, **sizes), Texts(n_prose=0, n_code=1, **sizes))
+    long = {**sizes, "prefill_tokens": given.long_tokens}
+    plans = [(source, short) for source in ("prose", "code", "both")]
+    if given.long_tokens:
+        plans.append(("both", (Texts(n_prose=1, n_code=0, **long), Texts(n_prose=0, n_code=1, **long))))
+    for source, tasks in plans:
+        folder = given.results / "statistics" / f"{given.model}-{source}"
+        if not (folder / "config.json").is_file():
+            needs = {need for each in wanted for need in each.recipe.needs()}
+            print(f"calibrating on {source}", flush=True)
+            model, tokenizer = loaded()
+            save_statistics(calibrate(model, SOURCES[source](), needs, tokenizer), folder)
+        for task in tasks:
+            plan = Plan(given.model, "float32", (task,), wanted, given.results, folder, fixed_statistics=True)
+            outcome = evaluate(plan, loaded, on_stage=partial(print, flush=True))
+            rows += [row(source, task, read_result(path)) for path in outcome.paths]
+    print(table(rows))
+    if given.json:
+        given.json.write_text(json.dumps({"made": asdict(provenance()), "model": given.model, "rows": rows}, indent=1))
+
+
+def row(source: str, task: Texts, result: dict) -> dict:
+    """Of the table."""
+    metrics = result["metrics"]
+    return {
+        "calibrated_on": source,
+        "scored_on": "prose" if task.n_prose else "code",
+        "prefill_tokens": task.prefill_tokens,
+        "recipe": result["configuration"]["text"],
+        "coded_bits_per_element": result["cache"]["coded_bits_per_element"],
+        "kl": metrics["kl"]["mean"],
+        "kl_low": metrics["kl"]["low"],
+        "kl_high": metrics["kl"]["high"],
+        "top1": metrics["top1_agreement"]["mean"],
+        "n_tokens": metrics["n_tokens"],
+        "commit": result["made"]["commit"],
+    }
+
+
+def table(rows: list[dict]) -> str:
+    """Markdown."""
+    lines = [
+        "| calibrated on | scored on | prefill | recipe | BPE | KL (95 %) | top-1 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['calibrated_on']} | {r['scored_on']} | {r['prefill_tokens']:,} | {r['recipe']} | "
+        f"{r['coded_bits_per_element']:.3f} | {r['kl']:.4f} ({r['kl_low']:.4f}–{r['kl_high']:.4f}) | {r['top1']:.3f} |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

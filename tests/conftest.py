@@ -7,6 +7,7 @@ out: a compiler cannot look through a checking wrapper. Their naive twins, of th
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -47,6 +48,7 @@ class CompiledModules(MetaPathFinder):
 # an int will do where a float is asked for, as in the typing rules (PEP 484)
 jaxtyping.install_import_hook("karhunen", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 sys.meta_path.insert(0, CompiledModules(_compiled_modules()))
+import_module("karhunen.monitoring.allocator").keep_freed_memory()
 torch.set_num_threads(1)  # the suite runs in two processes, and tiny models gain nothing from threads
 
 

@@ -8,12 +8,15 @@ import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
 
+from karhunen.monitoring.allocator import keep_freed_memory
+
 
 def main() -> None:
     """The command `karhunen`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+    keep_freed_memory()
     sys.exit(run(sys.argv[1:]))
 
 

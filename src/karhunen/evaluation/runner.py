@@ -25,6 +25,7 @@ from karhunen.evaluation.result import path_of, write_result
 from karhunen.evaluation.tasks.base import Prepared, Task
 from karhunen.fitting import fit
 from karhunen.hf.describe import identity_of
+from karhunen.monitoring.allocator import keep_freed_memory
 from karhunen.recipe import Recipe
 from karhunen.statistics.artifact import load_statistics, save_statistics
 from karhunen.statistics.gathered import Statistics
@@ -119,6 +120,7 @@ def gathered(
 
 
 def _work(plan: Plan, load: Load, n_threads: int) -> Outcome:
+    keep_freed_memory()
     torch.set_num_threads(n_threads)
     return _Run(plan, *load(), lambda _: None).all()
 

@@ -25,8 +25,9 @@ TOLERANCE = {"rtol": 4e-3, "atol": 4e-3}
 """Against naive in float64: queries and weights are rounded to float16 (2^-11 of each), sums are float32; a score of
 order 5 is then off by about 1e-3, a weight by as much of itself, and means and log-sums are of order 1 to 10."""
 
-LEAST_PIECE = 16
-"""Quads that a tensor-core product takes at once in float16."""
+LEAST_KEY_PIECE, LEAST_VALUE_PIECE = 16, 32
+"""Quads: a tensor-core product of float16 sums over 16, and yields 8 columns for each of 4 warps; fewer spill registers
+(seen in what ptxas made for sm_90)."""
 MOST_ROWS = 64
 MOST_SPLITS = 256
 LEAST_SPLIT_TOKENS = 256
@@ -39,14 +40,25 @@ ONE_BLOCK = 1 << 30
 @final
 @dataclass(frozen=True)
 class Launch:
-    """How `attend` is cut and compiled: tokens per tile (a power of two from 16), warps, loads in flight."""
+    """How `attend` is cut and compiled: tokens per tile (a power of two from 16), warps, tiles asked for ahead."""
 
     tile: int
     n_warps: int
-    n_stages: int
+    n_ahead: int = 1
+    n_registers: int | None = None
+
+    def config(self) -> triton.Config:
+        """As Triton takes it. Triton's own pipelining would stage look-ups in shared memory, which is cache here."""
+        ahead = self.n_ahead if PREFETCHES else 0
+        keywords = {"TILE": self.tile, "AHEAD": ahead}
+        return triton.Config(keywords, num_warps=self.n_warps, num_stages=1, maxnreg=self.n_registers)
 
 
-LAUNCHES = (Launch(64, 4, 1), Launch(64, 4, 2), Launch(128, 4, 1), Launch(128, 8, 1), Launch(32, 4, 2))
+PREFETCHES = not triton_launch.INTERPRETED and torch.version.cuda is not None
+LAUNCHES = (
+    Launch(64, 4), Launch(64, 8), Launch(64, 8, n_registers=128), Launch(128, 8), Launch(32, 4, n_ahead=2),
+    Launch(64, 4, n_ahead=0),
+)  # fmt: skip
 
 
 def byte_attention(
@@ -100,7 +112,7 @@ def byte_attention(
         *_side(values), v_quads.bits, v_quads.plane, v_quads.scale, v_quads.plane.shape[1],
         h, q, t, n, n_splits, block_tokens, first_offset, scale, softcap or 1.0,
     )  # fmt: skip
-    (k_a, k_b), (v_a, v_b) = pieces(k_quads), pieces(v_quads)
+    (k_a, k_b), (v_a, v_b) = pieces(k_quads, LEAST_KEY_PIECE), pieces(v_quads, LEAST_VALUE_PIECE)
     shapes: dict[str, Any] = {
         "K_GAIN": _gain_kind(keys), "V_GAIN": _gain_kind(values), "BIASED": key_bias is not None,
         "MASKED": mask is not None, "FIRST": first_visible is not None, "CAPPED": softcap is not None,
@@ -110,8 +122,7 @@ def byte_attention(
     if launch is None:
         _attend_tuned[grid](*arguments, **shapes)
     else:
-        options = {"TILE": launch.tile, "num_warps": launch.n_warps, "num_stages": launch.n_stages}
-        attend[grid](*arguments, **shapes, **options)
+        attend[grid](*arguments, **shapes, **launch.config().all_kwargs())
 
     mean, log_sum = torch.empty(b, h, q, c_value, device=device), torch.empty(b, h, q, device=device)
     terms = v_quads.term_column
@@ -128,12 +139,12 @@ def token_splits(n_programs: int, t: int, n_multiprocessors: int) -> int:
     return max(1, min(wanted, t // LEAST_SPLIT_TOKENS, MOST_SPLITS))
 
 
-def pieces(quads: EntryQuads) -> tuple[int, int]:
-    """Powers of two, or a power of two and 0, whose sum is the least that holds a head's quads."""
-    n = max(LEAST_PIECE, quads.plane.shape[1])
+def pieces(quads: EntryQuads, least: int) -> tuple[int, int]:
+    """Two powers of two, or one and 0, not below `least`, whose sum is the least that holds a head's quads."""
+    n = max(least, quads.plane.shape[1])
     whole = triton.next_power_of_2(n)
-    rest = max(LEAST_PIECE, triton.next_power_of_2(max(1, n - whole // 2)))
-    return (whole // 2, rest) if n < whole and rest < whole // 2 else (whole, 0)
+    half, rest = whole // 2, max(least, triton.next_power_of_2(max(1, n - whole // 2)))
+    return (half, rest) if n > half and rest < half else (whole, 0)
 
 
 def _side(side: CodedTokens) -> tuple[Any, ...]:
@@ -153,14 +164,12 @@ def _gain_kind(side: CodedTokens) -> int:
 def _fitting(configs: list[triton.Config], arguments: dict[str, Any], **_: Any) -> list[triton.Config]:
     """Configurations whose tile is not longer than a block, which would stay partly empty."""
     longest = max(16, triton.next_power_of_2(arguments["block_tokens"]))
-    return [config for config in configs if config.kwargs["TILE"] <= longest] or [
-        triton.Config({"TILE": longest}, num_warps=4, num_stages=1)
-    ]
+    return [config for config in configs if config.kwargs["TILE"] <= longest] or [Launch(longest, 4).config()]
 
 
 _attend_tuned = triton_launch.tuned(
     attend,
-    [triton.Config({"TILE": each.tile}, num_warps=each.n_warps, num_stages=each.n_stages) for each in LAUNCHES],
+    [launch.config() for launch in LAUNCHES],
     ["K_GAIN", "V_GAIN", "K_A", "K_B", "V_A", "V_B", "ROWS", "block_tokens"],
     _fitting,
 )

@@ -28,6 +28,16 @@ def _look_up(p_codes, s_plane, p_bits, p_plane, o_quad, n_quads, o_token, m_toke
 
 
 @triton.jit
+def _fetch(p_codes, s_plane, p_plane, o_quad, n_quads, token, t):
+    """Asks the second-level cache for the bytes from `token` on, one line per plane; Triton has no word for it."""
+    b_plane = tl.load(p_plane + o_quad, mask=(o_quad < n_quads) & (token < t), other=-1)
+    p_byte = p_codes + tl.maximum(b_plane, 0).to(tl.int64) * s_plane + tl.where(b_plane >= 0, token, 0)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [p_byte.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _entry(b_bits, k: tl.constexpr):
     """Column k of each quad, float16."""
     return ((b_bits >> (16 * k)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
@@ -77,12 +87,12 @@ def attend(
     h, q, t, n, n_splits, block_tokens, first_offset, scale, softcap,
     K_GAIN: tl.constexpr, V_GAIN: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr, FIRST: tl.constexpr,
     CAPPED: tl.constexpr, K_A: tl.constexpr, K_B: tl.constexpr, V_A: tl.constexpr, V_B: tl.constexpr,
-    ROWS: tl.constexpr, TILE: tl.constexpr,
+    ROWS: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Mean (in value columns) and log-sum of one split's tokens for up to ROWS query rows of a KV head.
 
     Grid: split, batch, KV head × chunk of rows. A tile of tokens lies in one block of `block_tokens`, so it has one
-    frame.
+    frame. The bytes of the tile AHEAD of the one in work are asked for early; 0: they are not.
     """
     i_split, i_b = tl.program_id(0), tl.program_id(1)
     n_chunks = tl.cdiv(q, ROWS)
@@ -154,6 +164,11 @@ def attend(
             o_place = (tile - block_begin) * TILE + tl.arange(0, TILE)
             o_token = block * block_tokens - first_offset + o_place
             m_token = (o_place < block_tokens) & (o_token >= 0) & (o_token < t)
+
+            if AHEAD > 0:
+                token = block * block_tokens - first_offset + (tile - block_begin + AHEAD) * TILE
+                _fetch(p_k_codes, s_k_plane, p_k_plane, tl.arange(0, 2 * K_A if K_B > 0 else K_A), n_k_quads, token, t)
+                _fetch(p_v_codes, s_v_plane, p_v_plane, tl.arange(0, 2 * V_A if V_B > 0 else V_A), n_v_quads, token, t)
 
             b_bits = _look_up(p_k_codes, s_k_plane, p_k_bits, p_k_plane, o_k_a, n_k_quads, o_token, m_token)
             b_scores = _scores(b_bits, b_q0, b_q1, b_q2, b_q3, tl.zeros([ROWS, TILE], tl.float32))

@@ -133,6 +133,11 @@ def byte_attention(
     return Partial(mean=mean, log_sum=log_sum)
 
 
+def tuned_config() -> triton.Config | None:
+    """What the last tuned call was launched with; None before one."""
+    return getattr(_attend_tuned, "best_config", None)
+
+
 def token_splits(n_programs: int, t: int, n_multiprocessors: int) -> int:
     """Token ranges for each of `n_programs` row groups: enough for all multiprocessors, none much too short."""
     wanted = -(-PROGRAMS_PER_MULTIPROCESSOR * n_multiprocessors // n_programs)

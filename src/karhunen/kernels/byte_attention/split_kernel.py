@@ -77,7 +77,7 @@ def _gain(p_gain, p_levels, o_token, m_token, KIND: tl.constexpr):
     return b_gain.to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t", "n", "n_splits"])
 def attend(
     p_q, s_q_batch, s_q_head, s_q_row, s_q_frame, p_bias, p_mask, p_first, p_mean, p_log_sum,
     p_k_codes, s_k_batch, s_k_plane, p_k_gain, s_k_gain_batch, s_k_gain_head, p_k_levels,
@@ -242,7 +242,7 @@ def _store(p_out, b_factor, b_0, b_1, b_2, b_3, o_quad, n_quads, m_row):
     tl.store(p_quad + 3, b_3 * b_factor, mask=m_out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_splits"])
 def merge(
     p_means, p_log_sums, p_term_column, p_mean, p_log_sum, h, q, c, n_rows, n_splits, n_columns,
     N_TERMS: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,

@@ -42,7 +42,7 @@ def byte_decode(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t"])
 def _decode(
     p_codes, s_batch, s_plane, s_token, p_entries, p_plane, p_column, n_columns, p_out, h, t, c,
     N_TERMS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,

@@ -66,7 +66,7 @@ def _parts(tables: ByteTables, device: torch.device) -> tuple[Tensor, ...]:
     return tables.prepared[key]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["t"])
 def _encode(
     p_x, p_codes, p_entries, p_half_norms, p_coefficient, p_column_start, p_plane_start, h, t, c, n_planes,
     REFINES: tl.constexpr, TILE: tl.constexpr,

@@ -167,6 +167,7 @@ def check_attention(shape: dict, options: dict) -> dict:
     values = random_side(t, b, random_tables(h, d, widths, False), "levels", torch.device("cpu"))
     options["key_bias"] = bias
     if shape.get("hidden"):
+        options["token_bias"] = torch.randn(b, h, t, q)
         options["mask"], options["first_visible"] = torch.rand(b, t) > 0.3, torch.randint(0, t, (b, q))
     wanted = naive.byte_attention(frames.double(), keys, values, **options)
     moved = {name: v.to(DEVICE) if isinstance(v, Tensor) else v for name, v in options.items()}

@@ -1,4 +1,4 @@
-"""Byte tables as the GPU kernels read them: cut into quads, four float16 columns wide, so that one look-up is one 64-bit load.
+"""Byte tables as the GPU kernels read them: cut into quads of four float16 columns, so that a look-up is one load.
 
     bits[quad][byte] = four float16 entries,    entry · scale[head] = the table's
 
@@ -92,7 +92,7 @@ def _cut(tables: ByteTables) -> EntryQuads:
 
 
 def _inverted(placed: list[list[tuple[int, int, int]]], n_coefficients: int) -> tuple[Tensor, Tensor]:
-    """From each head's (plane, coefficient, column), in order of planes: plane and column of each coefficient's terms."""
+    """Plane and column of each coefficient's terms, from each head's (plane, coefficient, column) in their order."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for head, terms in enumerate(placed):
         for j, c, column in terms:

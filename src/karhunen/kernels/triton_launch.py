@@ -1,6 +1,6 @@
 """What the Triton kernels share: whether they can run here, how they are tuned, and what they refuse.
 
-`TRITON_INTERPRET=1`, set before Triton is imported, runs them in NumPy on CPU tensors: for tests, a thousand times slower.
+`TRITON_INTERPRET=1`, set before Triton is imported, runs them in NumPy on CPU tensors: slowly, for tests.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from triton.runtime.jit import JITFunction
 
 
 @triton.jit
-def _probe():
+def _nothing():
     pass
 
 
-INTERPRETED = not isinstance(_probe, JITFunction)
+INTERPRETED = type(_nothing).__name__ != JITFunction.__name__
 """Whether this process's kernels run under Triton's interpreter: settled when they are defined."""
 
 

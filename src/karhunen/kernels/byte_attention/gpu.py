@@ -1,4 +1,4 @@
-"""Attention from bytes on a GPU: flash decoding over coded tokens, split over tokens so that every multiprocessor works.
+"""Attention from bytes on a GPU: flash decoding, split over tokens so that every multiprocessor has work.
 
 Launches the two programs of split_kernel.py. Measured speed: none yet; the programs are held against `naive.py` under
 Triton's interpreter. Frames are read as given: with blocks of 64 tokens, float16 frames are a quarter of the traffic
@@ -67,6 +67,7 @@ def byte_attention(
     values: CodedTokens,
     *,
     key_bias: Float[Tensor, "b h q n"] | None = None,
+    token_bias: Float[Tensor, "b h t q"] | None = None,
     block_tokens: int | None = None,
     first_offset: int = 0,
     scale: float = 1.0,
@@ -80,9 +81,9 @@ def byte_attention(
 
     `n_splits`: token ranges per row (see `token_splits`); `launch`: timed over LAUNCHES if None.
     """
-    require_agreement(q_frames, keys, values, key_bias, block_tokens, first_offset, mask, first_visible)
+    require_agreement(q_frames, keys, values, key_bias, token_bias, block_tokens, first_offset, mask, first_visible)
     triton_launch.require_gpu(
-        q_frames, keys.codes, keys.gain, values.codes, values.gain, key_bias, mask, first_visible
+        q_frames, keys.codes, keys.gain, values.codes, values.gain, key_bias, token_bias, mask, first_visible
     )  # fmt: skip
     b, h, q, n, c_value = *q_frames.shape[:4], values.tables.n_coefficients
     t, device = keys.n_tokens, q_frames.device
@@ -105,6 +106,7 @@ def byte_attention(
     arguments = (
         q_frames, *q_frames.stride()[:-1],
         log_sums if key_bias is None else key_bias.float().contiguous(),
+        log_sums if token_bias is None else token_bias.float().contiguous(),
         log_sums if mask is None else additive(mask, torch.float32).contiguous(),
         log_sums if first_visible is None else first_visible.int().contiguous(),
         means, log_sums,
@@ -115,6 +117,7 @@ def byte_attention(
     (k_a, k_b), (v_a, v_b) = pieces(k_quads, LEAST_KEY_PIECE), pieces(v_quads, LEAST_VALUE_PIECE)
     shapes: dict[str, Any] = {
         "K_GAIN": _gain_kind(keys), "V_GAIN": _gain_kind(values), "BIASED": key_bias is not None,
+        "TOKEN_BIASED": token_bias is not None,
         "MASKED": mask is not None, "FIRST": first_visible is not None, "CAPPED": softcap is not None,
         "K_A": k_a, "K_B": k_b, "V_A": v_a, "V_B": v_b, "ROWS": rows,
     }  # fmt: skip

@@ -10,6 +10,8 @@ scaled so that they neither overflow nor vanish: a query row by its largest coef
 the tile, tables as in entry_quads.py.
 """
 
+# programs for Triton, whose constants decide branches that pyright cannot follow
+# pyright: reportPossiblyUnboundVariable=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 
@@ -79,13 +81,13 @@ def _gain(p_gain, p_levels, o_token, m_token, KIND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["t", "n", "n_splits"])
 def attend(
-    p_q, s_q_batch, s_q_head, s_q_row, s_q_frame, p_bias, p_mask, p_first, p_mean, p_log_sum,
+    p_q, s_q_batch, s_q_head, s_q_row, s_q_frame, p_bias, p_token_bias, p_mask, p_first, p_mean, p_log_sum,
     p_k_codes, s_k_batch, s_k_plane, p_k_gain, s_k_gain_batch, s_k_gain_head, p_k_levels,
     p_k_bits, p_k_plane, p_k_coefficient, p_k_scale, n_k_quads,
     p_v_codes, s_v_batch, s_v_plane, p_v_gain, s_v_gain_batch, s_v_gain_head, p_v_levels,
     p_v_bits, p_v_plane, p_v_scale, n_v_quads,
     h, q, t, n, n_splits, block_tokens, first_offset, scale, softcap,
-    K_GAIN: tl.constexpr, V_GAIN: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr, FIRST: tl.constexpr,
+    K_GAIN: tl.constexpr, V_GAIN: tl.constexpr, BIASED: tl.constexpr, TOKEN_BIASED: tl.constexpr, MASKED: tl.constexpr, FIRST: tl.constexpr,
     CAPPED: tl.constexpr, K_A: tl.constexpr, K_B: tl.constexpr, V_A: tl.constexpr, V_B: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -180,7 +182,10 @@ def attend(
                 b_scores *= _gain(p_k_gain, p_k_levels, o_token, m_token, K_GAIN)[None, :]
             if BIASED:
                 b_scores += b_bias[:, None]
-            # A term by row, block and place (o_place) belongs here.
+            if TOKEN_BIASED:
+                o_bias = ((i_b * h + i_h).to(tl.int64) * t + o_token) * q
+                m_bias = m_row[:, None] & m_token[None, :]
+                b_scores += tl.load(p_token_bias + o_bias[None, :] + o_row[:, None], mask=m_bias, other=0.0)
             b_scores *= scale
             if CAPPED:
                 b_scores = softcap * (2 * tl.sigmoid(2 * b_scores / softcap) - 1)
@@ -267,4 +272,6 @@ def merge(
     b_mean = b_mean / tl.where(total > 0, total, 1.0)
     tl.store(p_mean + i_row.to(tl.int64) * c + o_c, b_mean, mask=m_c)
     if tl.program_id(1) == 0:
-        tl.store(p_log_sum + i_row, tl.where(total > 0, origin + tl.log(tl.where(total > 0, total, 1.0)), float("-inf")))
+        tl.store(
+            p_log_sum + i_row, tl.where(total > 0, origin + tl.log(tl.where(total > 0, total, 1.0)), float("-inf"))
+        )

@@ -1,4 +1,4 @@
-"""Byte decoding on a GPU: each coefficient gathers its entry; those of several planes add in the planes' order, float32."""
+"""Byte decoding on a GPU: each coefficient gathers its entry; those of several planes add in their order."""
 
 import torch
 import triton
@@ -52,7 +52,7 @@ def _decode(
     o_c = tl.arange(0, WIDTH)
     m_out = (o_token < t)[:, None] & (o_c < c)[None, :]
     b_out = tl.zeros([TILE, WIDTH], tl.float32)
-    for term in tl.static_range(N_TERMS):
+    for term in tl.static_range(N_TERMS):  # pyright: ignore[reportGeneralTypeIssues]
         o_term = (i_h * N_TERMS + term) * c + o_c
         b_plane = tl.load(p_plane + o_term, mask=o_c < c, other=-1)
         b_column = tl.load(p_column + o_term, mask=o_c < c, other=0)

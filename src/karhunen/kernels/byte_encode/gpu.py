@@ -1,4 +1,4 @@
-"""Byte encoding on a GPU: a program codes a tile of tokens of one head, plane after plane, all 256 distances in registers.
+"""Byte encoding on a GPU: a program codes a tile of one head's tokens, plane by plane, all distances in registers.
 
 The operations and their order are those of `naive.py`; the compiler is told not to fuse multiply and add, so the bytes
 are the same. Where no plane refines another, the coefficients are only read; else what is left of them is kept in a

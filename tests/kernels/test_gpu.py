@@ -16,7 +16,7 @@ from karhunen.kernels.byte_attention.gpu import Launch
 from karhunen.kernels.byte_decode import byte_decode
 from karhunen.kernels.byte_encode import byte_encode
 from karhunen.kernels.byte_tables import ByteTables
-from karhunen.kernels.entry_quads import entry_quads, refines
+from karhunen.kernels.entry_quads import entry_quads, pieces, refines
 
 DEVICE = torch.device("cpu" if triton_launch.INTERPRETED else "cuda")
 LENGTHS = (1, 63, 64, 1000)  # below, around and past one block of tokens
@@ -191,8 +191,8 @@ def test_quads_hold_every_entry_and_fit_pieces() -> None:
             table, index = given.plane(j)
             wanted[:, index] = table.float()
         assert torch.equal(rebuilt, wanted)
-    assert [gpu.pieces(quads._replace(plane=torch.zeros(1, n)), 16) for n in (1, 16, 44, 50, 80)] == [
-        (16, 0), (16, 0), (32, 16), (64, 0), (64, 16),
+    assert [pieces(n) for n in (0, 1, 16, 17, 44, 50, 80)] == [
+        (16, 0), (16, 0), (16, 0), (32, 0), (32, 16), (64, 0), (64, 16),
     ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
     bits[quad][byte] = four float16 entries,    entry · scale[head] = the table's
 
-A plane of w columns becomes ⌈w / 4⌉ quads, zero-padded. `scale` is a power of two that brings the head's largest entry
+A plane of w columns becomes ⌈w / 4⌉ quads, zero-padded, and a head quads of zeros up to the sum of two `pieces`. `scale` is a power of two that brings the head's largest entry
 near 2^10, so that float16 neither overflows nor loses small entries; tables that are float16 stay exact.
 `term_*` invert the map: coefficient c of head i is the sum of columns `term_column[i, :, c]`, in the order of planes.
 """
@@ -16,14 +16,15 @@ from torch import Tensor
 from karhunen.kernels.byte_tables import ByteTables
 
 LARGEST_EXPONENT = 10
+LEAST_PIECE = 16
 
 
 class EntryQuads(NamedTuple):
-    """Quads of each KV head, `n` for the head that has most; n is at least 1."""
+    """Quads of each KV head, the same number for all; padding reads byte plane 0 and adds zeros to coefficient 0."""
 
     bits: Int[Tensor, "h n 256"]  # four float16, the first in the lowest bits
-    plane: Int[Tensor, "h n"]  # the byte that a quad reads; -1 where a head has fewer quads
-    coefficient: Int[Tensor, "h n 4"]  # 0 where padded, for entries there are 0
+    plane: Int[Tensor, "h n"]  # the byte that a quad reads
+    coefficient: Int[Tensor, "h n 4"]
     scale: Float[Tensor, " h"]
     term_column: Int[Tensor, "h terms c"]  # 4 · quad + place; -1: no such term
 
@@ -57,6 +58,14 @@ def entry_terms(tables: ByteTables, device: torch.device) -> EntryTerms:
     return tables.prepared[key]
 
 
+def pieces(n_quads: int) -> tuple[int, int]:
+    """Two powers of two, or one and 0, from 16 on (what a tensor-core product takes), of the least sum from n_quads on."""
+    whole = max(LEAST_PIECE, 1 << (n_quads - 1).bit_length() if n_quads else 0)
+    half = whole // 2
+    rest = max(LEAST_PIECE, 1 << max(0, n_quads - half - 1).bit_length())
+    return (half, rest) if half < n_quads and rest < half else (whole, 0)
+
+
 def refines(tables: ByteTables) -> bool:
     """Whether two planes of a head name one coefficient: the later codes what the earlier left."""
     if "refines" not in tables.prepared:
@@ -66,9 +75,9 @@ def refines(tables: ByteTables) -> bool:
 
 
 def _cut(tables: ByteTables) -> EntryQuads:
-    n = max([1, *(_n_quads(tables, head) for head in range(tables.n_heads))])
+    n = sum(pieces(max(_n_quads(tables, head) for head in range(tables.n_heads))))
     half = torch.zeros(tables.n_heads, n, 256, 4, dtype=torch.float16)
-    plane = torch.full((tables.n_heads, n), -1, dtype=torch.int32)
+    plane = torch.zeros(tables.n_heads, n, dtype=torch.int32)
     coefficient = torch.zeros(tables.n_heads, n, 4, dtype=torch.int32)
     scale = torch.ones(tables.n_heads)
     placed: list[list[tuple[int, int, int]]] = []

@@ -17,7 +17,7 @@ from karhunen.kernels import triton_launch
 from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial, require_agreement
 from karhunen.kernels.byte_attention.naive import additive
 from karhunen.kernels.byte_attention.split_kernel import attend, merge
-from karhunen.kernels.entry_quads import EntryQuads, entry_quads
+from karhunen.kernels.entry_quads import entry_quads, pieces
 
 available = triton_launch.available
 
@@ -25,9 +25,6 @@ TOLERANCE = {"rtol": 4e-3, "atol": 4e-3}
 """Against naive in float64: queries and weights are rounded to float16 (2^-11 of each), sums are float32; a score of
 order 5 is then off by about 1e-3, a weight by as much of itself, and means and log-sums are of order 1 to 10."""
 
-LEAST_KEY_PIECE, LEAST_VALUE_PIECE = 16, 32
-"""Quads: a tensor-core product of float16 sums over 16, and yields 8 columns for each of 4 warps; fewer spill registers
-(seen in what ptxas made for sm_90)."""
 MOST_ROWS = 64
 MOST_SPLITS = 256
 LEAST_SPLIT_TOKENS = 256
@@ -110,11 +107,11 @@ def byte_attention(
         log_sums if mask is None else additive(mask, torch.float32).contiguous(),
         log_sums if first_visible is None else first_visible.int().contiguous(),
         means, log_sums,
-        *_side(keys), k_quads.bits, k_quads.plane, k_quads.coefficient, k_quads.scale, k_quads.plane.shape[1],
-        *_side(values), v_quads.bits, v_quads.plane, v_quads.scale, v_quads.plane.shape[1],
+        *_side(keys), k_quads.bits, k_quads.plane, k_quads.coefficient, k_quads.scale,
+        *_side(values), v_quads.bits, v_quads.plane, v_quads.scale,
         h, q, t, n, n_splits, block_tokens, first_offset, scale, softcap or 1.0,
     )  # fmt: skip
-    (k_a, k_b), (v_a, v_b) = pieces(k_quads, LEAST_KEY_PIECE), pieces(v_quads, LEAST_VALUE_PIECE)
+    (k_a, k_b), (v_a, v_b) = pieces(k_quads.plane.shape[1]), pieces(v_quads.plane.shape[1])
     shapes: dict[str, Any] = {
         "K_GAIN": _gain_kind(keys), "V_GAIN": _gain_kind(values), "BIASED": key_bias is not None,
         "TOKEN_BIASED": token_bias is not None,
@@ -147,17 +144,11 @@ def token_splits(n_programs: int, t: int, n_multiprocessors: int) -> int:
     return max(1, min(wanted, t // LEAST_SPLIT_TOKENS, MOST_SPLITS))
 
 
-def pieces(quads: EntryQuads, least: int) -> tuple[int, int]:
-    """Two powers of two, or one and 0, not below `least`, whose sum is the least that holds a head's quads."""
-    n = max(least, quads.plane.shape[1])
-    whole = triton.next_power_of_2(n)
-    half, rest = whole // 2, max(least, triton.next_power_of_2(max(1, n - whole // 2)))
-    return (half, rest) if n > half and rest < half else (whole, 0)
-
-
 def _side(side: CodedTokens) -> tuple[Any, ...]:
     """Codes, gains and their strides, neighbouring tokens side by side."""
     codes = side.codes if side.codes.stride(-1) == 1 else side.codes.contiguous()
+    if not codes.shape[1]:  # no planes: the padding reads some byte
+        codes = codes.new_zeros(codes.shape[0], 1, codes.shape[2])
     if side.gain is None:
         return codes, *codes.stride()[:2], codes, 0, 0, codes
     gain = side.gain if side.gain.stride(-1) == 1 else side.gain.contiguous()

@@ -1,13 +1,13 @@
 """The Triton programs of attention from bytes: one reads a range of tokens for all query rows of a KV head, one merges.
 
-    bytes [quad token] ─ look-up ─▶ 64 bits ─▶ 4 × float16 [quad token] ─┬─ · q′ [row quad] on tensor cores ─▶ scores
-                                                                          └─ weights · values ─▶ mean [row quad] × 4
+    bytes [quad token] ─ look-up ─▶ 64 bits = 4 × float16 [4·quad token] ─┬─ · q′ [row 4·quad] ─▶ scores
+                                                                           └─ weights · values ─▶ mean [row 4·quad]
 
-Each byte is loaded and looked up once for the whole group of query rows, which are padded to a tile of at least 16. A
-head's quads are read in one or two pieces of a power of two, for 44 quads 32 and 16. The tables stay in the
+Each byte is loaded and looked up once for the whole group of query rows, padded to a tile of at least 16 for the tensor
+cores. A head's quads are read in one or two pieces of a power of two, for 44 quads 32 and 16. The tables stay in the
 first-level cache: programs that run together read the same head. Scores and sums are float32; operands are float16,
-scaled so that they neither overflow nor vanish: a query row by its largest coefficient, weights by the largest gain of
-the tile, tables as in entry_quads.py.
+scaled so that they neither overflow nor vanish: a query row by its largest coefficient, weights by the largest gain so
+far, tables as in entry_quads.py.
 """
 
 # programs for Triton, whose constants decide branches that pyright cannot follow
@@ -20,54 +20,41 @@ WEIGHT_SCALE: tl.constexpr = tl.constexpr(4096.0)  # keeps weights down to 2^-26
 
 
 @triton.jit
-def _look_up(p_codes, s_plane, p_bits, p_plane, o_quad, n_quads, o_token, m_token):
-    """The 64 bits that each byte names: [quad, token]."""
-    b_plane = tl.load(p_plane + o_quad, mask=o_quad < n_quads, other=-1)
-    m_read = (b_plane >= 0)[:, None] & m_token[None, :]
-    p_byte = p_codes + b_plane.to(tl.int64)[:, None] * s_plane + o_token[None, :]
-    b_byte = tl.load(p_byte, mask=m_read, other=0, eviction_policy="evict_first").to(tl.int32)
-    return tl.load(p_bits + (o_quad * 256)[:, None] + b_byte, mask=m_read, other=0, eviction_policy="evict_last")
+def _look_up(p_codes, s_plane, p_bits, p_plane, o_quad, o_token, m_token):
+    """The 64 bits that each byte names: [quad, token]. A hidden token reads as byte 0: finite, and given no weight."""
+    b_plane = tl.load(p_plane + o_quad).to(tl.int64)
+    p_byte = p_codes + b_plane[:, None] * s_plane + o_token[None, :]
+    b_byte = tl.load(p_byte, mask=m_token[None, :], other=0, eviction_policy="evict_first").to(tl.int32)
+    return tl.load(p_bits + ((o_quad * 256)[:, None] + b_byte), eviction_policy="evict_last")
 
 
 @triton.jit
-def _fetch(p_codes, s_plane, p_plane, o_quad, n_quads, token, t):
+def _fetch(p_codes, s_plane, p_plane, o_quad, token, t):
     """Asks the second-level cache for the bytes from `token` on, one line per plane; Triton has no word for it."""
-    b_plane = tl.load(p_plane + o_quad, mask=(o_quad < n_quads) & (token < t), other=-1)
-    p_byte = p_codes + tl.maximum(b_plane, 0).to(tl.int64) * s_plane + tl.where(b_plane >= 0, token, 0)
+    b_plane = tl.load(p_plane + o_quad).to(tl.int64)
+    p_byte = p_codes + b_plane * s_plane + tl.minimum(token, t - 1)
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [p_byte.to(tl.int64)], tl.int32, is_pure=False, pack=1
     )
 
 
 @triton.jit
-def _entry(b_bits, k: tl.constexpr):
-    """Column k of each quad, float16."""
-    return ((b_bits >> (16 * k)) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+def _entries(b_bits, QUADS: tl.constexpr, TILE: tl.constexpr):
+    """The four float16 columns of each quad, side by side as they lie in the 64 bits: [4 · quad, token]."""
+    b_0 = (b_bits & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    b_1 = ((b_bits >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    b_2 = ((b_bits >> 32) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    b_3 = ((b_bits >> 48) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    b_four = tl.join(tl.join(b_0, b_2), tl.join(b_1, b_3))  # [quad token 2 2]
+    b_four = tl.permute(tl.reshape(b_four, [QUADS, TILE, 4]), [0, 2, 1])
+    return tl.reshape(b_four, [4 * QUADS, TILE])
 
 
 @triton.jit
-def _query(p_rows, m_row, p_coefficient, o_quad, n_quads, k: tl.constexpr):
-    """What column k of each quad multiplies: [row, quad], float32."""
-    m_quad = o_quad < n_quads
-    b_coefficient = tl.load(p_coefficient + 4 * o_quad + k, mask=m_quad, other=0)
-    m_read = m_row[:, None] & m_quad[None, :]
-    return tl.load(p_rows[:, None] + b_coefficient[None, :], mask=m_read, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _largest(b_0, b_1, b_2, b_3):
-    """Largest magnitude of each row of four tiles."""
-    b_01, b_23 = tl.maximum(tl.abs(b_0), tl.abs(b_1)), tl.maximum(tl.abs(b_2), tl.abs(b_3))
-    return tl.max(tl.maximum(b_01, b_23), 1)
-
-
-@triton.jit
-def _scores(b_bits, b_q0, b_q1, b_q2, b_q3, b_scores):
-    """Adds the products of four query tiles with the entries: [row, token]."""
-    b_scores = tl.dot(b_q0, _entry(b_bits, 0), b_scores)
-    b_scores = tl.dot(b_q1, _entry(b_bits, 1), b_scores)
-    b_scores = tl.dot(b_q2, _entry(b_bits, 2), b_scores)
-    return tl.dot(b_q3, _entry(b_bits, 3), b_scores)
+def _query(p_rows, m_row, p_coefficient, o_column):
+    """What each column of the quads multiplies: [row, column], float32."""
+    b_coefficient = tl.load(p_coefficient + o_column)
+    return tl.load(p_rows[:, None] + b_coefficient[None, :], mask=m_row[:, None], other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -83,9 +70,9 @@ def _gain(p_gain, p_levels, o_token, m_token, KIND: tl.constexpr):
 def attend(
     p_q, s_q_batch, s_q_head, s_q_row, s_q_frame, p_bias, p_token_bias, p_mask, p_first, p_mean, p_log_sum,
     p_k_codes, s_k_batch, s_k_plane, p_k_gain, s_k_gain_batch, s_k_gain_head, p_k_levels,
-    p_k_bits, p_k_plane, p_k_coefficient, p_k_scale, n_k_quads,
+    p_k_bits, p_k_plane, p_k_coefficient, p_k_scale,
     p_v_codes, s_v_batch, s_v_plane, p_v_gain, s_v_gain_batch, s_v_gain_head, p_v_levels,
-    p_v_bits, p_v_plane, p_v_scale, n_v_quads,
+    p_v_bits, p_v_plane, p_v_scale,
     h, q, t, n, n_splits, block_tokens, first_offset, scale, softcap,
     K_GAIN: tl.constexpr, V_GAIN: tl.constexpr, BIASED: tl.constexpr, TOKEN_BIASED: tl.constexpr, MASKED: tl.constexpr, FIRST: tl.constexpr,
     CAPPED: tl.constexpr, K_A: tl.constexpr, K_B: tl.constexpr, V_A: tl.constexpr, V_B: tl.constexpr,
@@ -108,11 +95,11 @@ def attend(
     p_v_codes += i_b.to(tl.int64) * s_v_batch
     p_k_gain += i_b.to(tl.int64) * s_k_gain_batch + i_h.to(tl.int64) * s_k_gain_head
     p_v_gain += i_b.to(tl.int64) * s_v_gain_batch + i_h.to(tl.int64) * s_v_gain_head
-    p_k_bits += i_h * n_k_quads * 256
-    p_k_plane += i_h * n_k_quads
-    p_k_coefficient += i_h * n_k_quads * 4
-    p_v_bits += i_h * n_v_quads * 256
-    p_v_plane += i_h * n_v_quads
+    p_k_bits += i_h * (K_A + K_B) * 256
+    p_k_plane += i_h * (K_A + K_B)
+    p_k_coefficient += i_h * (K_A + K_B) * 4
+    p_v_bits += i_h * (V_A + V_B) * 256
+    p_v_plane += i_h * (V_A + V_B)
     k_scale, v_scale = tl.load(p_k_scale + i_h), tl.load(p_v_scale + i_h)
 
     tiles_per_block = tl.cdiv(block_tokens, TILE)
@@ -129,34 +116,23 @@ def attend(
 
     b_peak = tl.full([ROWS], float("-inf"), tl.float32)
     b_sum = tl.zeros([ROWS], tl.float32)
-    b_a0 = tl.zeros([ROWS, V_A], tl.float32)
-    b_a1, b_a2, b_a3 = b_a0, b_a0, b_a0
+    b_mean = tl.zeros([ROWS, 4 * V_A], tl.float32)
     if V_B > 0:
-        o_v_b = V_A + tl.arange(0, V_B)
-        b_b0 = tl.zeros([ROWS, V_B], tl.float32)
-        b_b1, b_b2, b_b3 = b_b0, b_b0, b_b0
+        b_mean_b = tl.zeros([ROWS, 4 * V_B], tl.float32)
+    level = 1e-30  # largest gain so far; the means are held divided by it
 
     for block in range(begin // tiles_per_block, tl.cdiv(end, tiles_per_block)):
         o_frame = tl.zeros([ROWS], tl.int64) + block
         p_rows = p_q + o_row.to(tl.int64) * s_q_row + o_frame * s_q_frame
-        b_q0 = _query(p_rows, m_row, p_k_coefficient, o_k_a, n_k_quads, 0)
-        b_q1 = _query(p_rows, m_row, p_k_coefficient, o_k_a, n_k_quads, 1)
-        b_q2 = _query(p_rows, m_row, p_k_coefficient, o_k_a, n_k_quads, 2)
-        b_q3 = _query(p_rows, m_row, p_k_coefficient, o_k_a, n_k_quads, 3)
-        b_level = _largest(b_q0, b_q1, b_q2, b_q3)
+        b_query = _query(p_rows, m_row, p_k_coefficient, tl.arange(0, 4 * K_A))
+        b_largest = tl.max(tl.abs(b_query), 1)
         if K_B > 0:
-            o_k_b = K_A + tl.arange(0, K_B)
-            b_r0 = _query(p_rows, m_row, p_k_coefficient, o_k_b, n_k_quads, 0)
-            b_r1 = _query(p_rows, m_row, p_k_coefficient, o_k_b, n_k_quads, 1)
-            b_r2 = _query(p_rows, m_row, p_k_coefficient, o_k_b, n_k_quads, 2)
-            b_r3 = _query(p_rows, m_row, p_k_coefficient, o_k_b, n_k_quads, 3)
-            b_level = tl.maximum(b_level, _largest(b_r0, b_r1, b_r2, b_r3))
-        b_level = tl.where(b_level > 0, b_level, 1.0)
-        b_q0, b_q1 = (b_q0 / b_level[:, None]).to(tl.float16), (b_q1 / b_level[:, None]).to(tl.float16)
-        b_q2, b_q3 = (b_q2 / b_level[:, None]).to(tl.float16), (b_q3 / b_level[:, None]).to(tl.float16)
+            b_query_b = _query(p_rows, m_row, p_k_coefficient, 4 * K_A + tl.arange(0, 4 * K_B))
+            b_largest = tl.maximum(b_largest, tl.max(tl.abs(b_query_b), 1))
+        b_largest = tl.where(b_largest > 0, b_largest, 1.0)
+        b_query = (b_query / b_largest[:, None]).to(tl.float16)
         if K_B > 0:
-            b_r0, b_r1 = (b_r0 / b_level[:, None]).to(tl.float16), (b_r1 / b_level[:, None]).to(tl.float16)
-            b_r2, b_r3 = (b_r2 / b_level[:, None]).to(tl.float16), (b_r3 / b_level[:, None]).to(tl.float16)
+            b_query_b = (b_query_b / b_largest[:, None]).to(tl.float16)
         if BIASED:
             o_bias = ((i_b * h + i_h) * q + o_row).to(tl.int64) * n + o_frame
             b_bias = tl.load(p_bias + o_bias, mask=m_row, other=0.0)
@@ -169,15 +145,20 @@ def attend(
 
             if AHEAD > 0:
                 token = block * block_tokens - first_offset + (tile - block_begin + AHEAD) * TILE
-                _fetch(p_k_codes, s_k_plane, p_k_plane, tl.arange(0, 2 * K_A if K_B > 0 else K_A), n_k_quads, token, t)
-                _fetch(p_v_codes, s_v_plane, p_v_plane, tl.arange(0, 2 * V_A if V_B > 0 else V_A), n_v_quads, token, t)
+                _fetch(p_k_codes, s_k_plane, p_k_plane, o_k_a, token, t)
+                _fetch(p_v_codes, s_v_plane, p_v_plane, o_v_a, token, t)
+                if K_B > 0:
+                    _fetch(p_k_codes, s_k_plane, p_k_plane, K_A + tl.arange(0, K_B), token, t)
+                if V_B > 0:
+                    _fetch(p_v_codes, s_v_plane, p_v_plane, V_A + tl.arange(0, V_B), token, t)
 
-            b_bits = _look_up(p_k_codes, s_k_plane, p_k_bits, p_k_plane, o_k_a, n_k_quads, o_token, m_token)
-            b_scores = _scores(b_bits, b_q0, b_q1, b_q2, b_q3, tl.zeros([ROWS, TILE], tl.float32))
+            b_bits = _look_up(p_k_codes, s_k_plane, p_k_bits, p_k_plane, o_k_a, o_token, m_token)
+            b_scores = tl.dot(b_query, _entries(b_bits, K_A, TILE))
             if K_B > 0:
-                b_bits = _look_up(p_k_codes, s_k_plane, p_k_bits, p_k_plane, o_k_b, n_k_quads, o_token, m_token)
-                b_scores = _scores(b_bits, b_r0, b_r1, b_r2, b_r3, b_scores)
-            b_scores *= (b_level * k_scale)[:, None]
+                o_k_b = K_A + tl.arange(0, K_B)
+                b_bits = _look_up(p_k_codes, s_k_plane, p_k_bits, p_k_plane, o_k_b, o_token, m_token)
+                b_scores = tl.dot(b_query_b, _entries(b_bits, K_B, TILE), b_scores)
+            b_scores *= (b_largest * k_scale)[:, None]
             if K_GAIN > 0:
                 b_scores *= _gain(p_k_gain, p_k_levels, o_token, m_token, K_GAIN)[None, :]
             if BIASED:
@@ -203,48 +184,31 @@ def attend(
             b_peak = b_new_peak
             b_sum = b_sum * b_shrink + tl.sum(b_weights, 1)
 
-            back = 1.0 / WEIGHT_SCALE
             if V_GAIN > 0:
                 b_gain = _gain(p_v_gain, p_v_levels, o_token, m_token, V_GAIN)
-                largest = tl.max(tl.abs(b_gain), 0)
-                largest = tl.where(largest > 0, largest, 1.0)
-                b_weights *= (b_gain / largest)[None, :]
-                back = largest / WEIGHT_SCALE
+                new_level = tl.maximum(level, tl.max(tl.abs(b_gain), 0))
+                b_weights *= (b_gain / new_level)[None, :]
+                b_shrink *= level / new_level
+                level = new_level
             b_weights = (b_weights * WEIGHT_SCALE).to(tl.float16)
-            b_shrink = b_shrink[:, None]
-            b_bits = tl.trans(_look_up(p_v_codes, s_v_plane, p_v_bits, p_v_plane, o_v_a, n_v_quads, o_token, m_token))
-            b_a0 = b_a0 * b_shrink + tl.dot(b_weights, _entry(b_bits, 0)) * back
-            b_a1 = b_a1 * b_shrink + tl.dot(b_weights, _entry(b_bits, 1)) * back
-            b_a2 = b_a2 * b_shrink + tl.dot(b_weights, _entry(b_bits, 2)) * back
-            b_a3 = b_a3 * b_shrink + tl.dot(b_weights, _entry(b_bits, 3)) * back
+            b_bits = _look_up(p_v_codes, s_v_plane, p_v_bits, p_v_plane, o_v_a, o_token, m_token)
+            b_mean = tl.dot(b_weights, tl.trans(_entries(b_bits, V_A, TILE)), b_mean * b_shrink[:, None])
             if V_B > 0:
-                b_bits = _look_up(p_v_codes, s_v_plane, p_v_bits, p_v_plane, o_v_b, n_v_quads, o_token, m_token)
-                b_bits = tl.trans(b_bits)
-                b_b0 = b_b0 * b_shrink + tl.dot(b_weights, _entry(b_bits, 0)) * back
-                b_b1 = b_b1 * b_shrink + tl.dot(b_weights, _entry(b_bits, 1)) * back
-                b_b2 = b_b2 * b_shrink + tl.dot(b_weights, _entry(b_bits, 2)) * back
-                b_b3 = b_b3 * b_shrink + tl.dot(b_weights, _entry(b_bits, 3)) * back
+                o_v_b = V_A + tl.arange(0, V_B)
+                b_bits = _look_up(p_v_codes, s_v_plane, p_v_bits, p_v_plane, o_v_b, o_token, m_token)
+                b_mean_b = tl.dot(b_weights, tl.trans(_entries(b_bits, V_B, TILE)), b_mean_b * b_shrink[:, None])
 
     o_out = ((i_split * tl.num_programs(1) + i_b).to(tl.int64) * h + i_h) * q + o_row
     b_log_sum = tl.where(b_sum > 0, b_peak + tl.log(tl.where(b_sum > 0, b_sum, 1.0)), float("-inf"))
     tl.store(p_log_sum + o_out, b_log_sum, mask=m_row)
-    b_divide = v_scale / tl.where(b_sum > 0, b_sum, 1.0)
-    p_out = p_mean + o_out * (4 * n_v_quads)
-    _store(p_out, b_divide, b_a0, b_a1, b_a2, b_a3, o_v_a, n_v_quads, m_row)
+    b_factor = v_scale / WEIGHT_SCALE / tl.where(b_sum > 0, b_sum, 1.0)
+    if V_GAIN > 0:
+        b_factor *= level
+    p_out = p_mean + o_out[:, None] * (4 * (V_A + V_B)) + tl.arange(0, 4 * V_A)[None, :]
+    tl.store(p_out, b_mean * b_factor[:, None], mask=m_row[:, None])
     if V_B > 0:
-        _store(p_out, b_divide, b_b0, b_b1, b_b2, b_b3, o_v_b, n_v_quads, m_row)
-
-
-@triton.jit
-def _store(p_out, b_factor, b_0, b_1, b_2, b_3, o_quad, n_quads, m_row):
-    """Four tiles as columns 4 · quad + k of rows."""
-    m_out = m_row[:, None] & (o_quad < n_quads)[None, :]
-    p_quad = p_out[:, None] + 4 * o_quad[None, :]
-    b_factor = b_factor[:, None]
-    tl.store(p_quad, b_0 * b_factor, mask=m_out)
-    tl.store(p_quad + 1, b_1 * b_factor, mask=m_out)
-    tl.store(p_quad + 2, b_2 * b_factor, mask=m_out)
-    tl.store(p_quad + 3, b_3 * b_factor, mask=m_out)
+        p_out = p_mean + o_out[:, None] * (4 * (V_A + V_B)) + (4 * V_A + tl.arange(0, 4 * V_B))[None, :]
+        tl.store(p_out, b_mean_b * b_factor[:, None], mask=m_row[:, None])
 
 
 @triton.jit(do_not_specialize=["n_splits"])

@@ -142,14 +142,11 @@ def check_coding(what: str, residual: bool) -> dict:
 
     tables = random_tables(2, 64, HALF_8, residual)
     t = 1000 if GPU else 70
+    x, codes = torch.randn(2, 2, t, 64), torch.randint(0, 256, (2, tables.n_planes, t), dtype=torch.uint8)
     if what == "encode":
-        x = torch.randn(2, 2, t, 64)
-        wanted = naive_encode.byte_encode(x, tables)
-        got = gpu_encode.byte_encode(x.to(DEVICE), tables, tile=32)
+        wanted, got = naive_encode.byte_encode(x, tables), gpu_encode.byte_encode(x.to(DEVICE), tables, tile=32)
     else:
-        codes = torch.randint(0, 256, (2, tables.n_planes, t), dtype=torch.uint8)
-        wanted = naive_decode.byte_decode(codes, tables)
-        got = gpu_decode.byte_decode(codes.to(DEVICE), tables, tile=32)
+        wanted, got = naive_decode.byte_decode(codes, tables), gpu_decode.byte_decode(codes.to(DEVICE), tables, tile=32)
     different = int((got.cpu() != wanted).sum())
     return {"right": different == 0, "different": different, "of": wanted.numel()}
 
@@ -163,16 +160,16 @@ def check_attention(shape: dict, options: dict) -> dict:
     n = 1 if options["block_tokens"] is None else (t - 1 + options["first_offset"]) // options["block_tokens"] + 1
     frames, bias = torch.randn(b, h, q, n, d), torch.randn(b, h, q, n)
     widths = HALF_8 if d == 64 else (7,) * (d // 7) + ((d % 7,) if d % 7 else ())
-    keys = random_side(t, b, random_tables(h, d, widths, shape.get("residual", False)), "half", torch.device("cpu"))
-    values = random_side(t, b, random_tables(h, d, widths, False), "levels", torch.device("cpu"))
+    keys = random_side(t, b, random_tables(h, d, widths, shape.get("residual", False)), "half")
+    values = random_side(t, b, random_tables(h, d, widths, False), "levels")
     options["key_bias"] = bias
     if shape.get("hidden"):
         options["token_bias"] = torch.randn(b, h, t, q)
         options["mask"], options["first_visible"] = torch.rand(b, t) > 0.3, torch.randint(0, t, (b, q))
-    wanted = naive.byte_attention(frames.double(), keys, values, **options)
+    wanted = naive.byte_attention(frames.double(), at_home(keys), at_home(values), **options)
     moved = {name: v.to(DEVICE) if isinstance(v, Tensor) else v for name, v in options.items()}
     launch = None if shape.get("tuned") else gpu.Launch(64, 4)
-    got = gpu.byte_attention(frames.to(DEVICE), on_device(keys), on_device(values), launch=launch, **moved)
+    got = gpu.byte_attention(frames.to(DEVICE), keys, values, launch=launch, **moved)
     errors = {"mean": got.mean.cpu() - wanted.mean, "log_sum": got.log_sum.cpu() - wanted.log_sum}
     errors = {name: float(error.nan_to_num(0, torch.inf).abs().max()) for name, error in errors.items()}
     pairs = ((got.mean, wanted.mean), (got.log_sum, wanted.log_sum))
@@ -189,31 +186,26 @@ def random_tables(h: int, d: int, widths: tuple[int, ...], residual: bool = Fals
     return ByteTables.from_planes(heads, d)
 
 
-def random_side(t: int, b: int, tables: ByteTables, gain: str | None, device: torch.device) -> CodedTokens:
+def random_side(t: int, b: int, tables: ByteTables, gain: str) -> CodedTokens:
     """Random bytes and gains, cut from larger buffers that are poisoned beyond them."""
-    room = -(-t // 64) * 64 + 64
-    codes = torch.randint(0, 256, (b, tables.n_planes, room), dtype=torch.uint8, device=device)[..., :t]
-    if gain is None:
-        return CodedTokens(codes, tables)
-    index = torch.randint(0, 256, (b, tables.n_heads, room), dtype=torch.uint8, device=device)[..., :t]
-    levels = torch.linspace(-2, 1, 256, device=device).exp()
+
+    def cut(n: int, poison: float, dtype: torch.dtype) -> Tensor:
+        return torch.full((b, n, t // 64 * 64 + 128), poison, dtype=dtype, device=DEVICE)[..., :t]
+
+    codes = cut(tables.n_planes, 255, torch.uint8).random_(0, 256)
+    index = cut(tables.n_heads, 255, torch.uint8).random_(0, 256)
+    levels = torch.linspace(-2, 1, 256, device=DEVICE).exp()
     if gain == "levels":
         return CodedTokens(codes, tables, index, levels)
-    buffer = torch.full((b, tables.n_heads, room), torch.nan, dtype=torch.float16, device=device)[..., :t]
-    return CodedTokens(codes, tables, buffer.copy_(levels[index.long()]))
+    half = cut(tables.n_heads, torch.nan, torch.float16)
+    return CodedTokens(codes, tables, half.copy_(levels[index.long()]))
 
 
-def on_device(side: CodedTokens) -> CodedTokens:
-    """The same, cut from poisoned buffers on the GPU."""
-
-    def moved(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or not GPU or tensor.dim() == 1:
-            return tensor if tensor is None else tensor.to(DEVICE)
-        poison = torch.nan if tensor.is_floating_point() else 255
-        buffer = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 77), poison, dtype=tensor.dtype, device=DEVICE)
-        return buffer[..., : tensor.shape[-1]].copy_(tensor)
-
-    return CodedTokens(moved(side.codes), side.tables, moved(side.gain), moved(side.gain_levels))
+def at_home(side: CodedTokens) -> CodedTokens:
+    """The same where the definition runs."""
+    parts = (side.codes, side.gain, side.gain_levels)
+    codes, gain, levels = (None if part is None else part.cpu() for part in parts)
+    return CodedTokens(codes, side.tables, gain, levels)
 
 
 def milliseconds(run: Callable[[], object]) -> float:
@@ -280,7 +272,7 @@ def byte_speed(t: int, b: int, rate: str, block_tokens: int | None, dense_ms: fl
     from karhunen.kernels.byte_attention import gpu
 
     tables = speed_tables(rate)
-    keys, values = (random_side(t, b, tables[i], "levels", DEVICE) for i in range(2))
+    keys, values = (random_side(t, b, tables[i], "levels") for i in range(2))
     n = 1 if block_tokens is None else -(-t // block_tokens)
     frames = torch.randn(b, H, Q, n, D, dtype=torch.float16, device=DEVICE)
     options: dict[str, Any] = {"scale": D**-0.5, "block_tokens": block_tokens}

@@ -2,8 +2,9 @@
 
     bits[quad][byte] = four float16 entries,    entry · scale[head] = the table's
 
-A plane of w columns becomes ⌈w / 4⌉ quads, zero-padded, and a head quads of zeros up to the sum of two `pieces`. `scale` is a power of two that brings the head's largest entry
-near 2^10, so that float16 neither overflows nor loses small entries; tables that are float16 stay exact.
+A plane of w columns becomes ⌈w / 4⌉ quads, zero-padded; quads of zeros pad a head up to the sum of its `pieces`.
+`scale` is a power of two that brings the head's largest entry near 2^10, so that float16 neither overflows nor loses
+small entries; tables that are float16 stay exact.
 `term_*` invert the map: coefficient c of head i is the sum of columns `term_column[i, :, c]`, in the order of planes.
 """
 
@@ -59,7 +60,7 @@ def entry_terms(tables: ByteTables, device: torch.device) -> EntryTerms:
 
 
 def pieces(n_quads: int) -> tuple[int, int]:
-    """Two powers of two, or one and 0, from 16 on (what a tensor-core product takes), of the least sum from n_quads on."""
+    """Two powers of two, or one and 0, whose sum is the least that holds the quads; none below what a product takes."""
     whole = max(LEAST_PIECE, 1 << (n_quads - 1).bit_length() if n_quads else 0)
     half = whole // 2
     rest = max(LEAST_PIECE, 1 << max(0, n_quads - half - 1).bit_length())

@@ -53,7 +53,7 @@ class Launch:
 
 PREFETCHES = not triton_launch.INTERPRETED and torch.version.cuda is not None
 LAUNCHES = (
-    Launch(64, 4), Launch(64, 8), Launch(64, 8, n_registers=128), Launch(128, 8), Launch(32, 4, n_ahead=2),
+    Launch(64, 4), Launch(128, 4), Launch(128, 8), Launch(64, 8, n_registers=128), Launch(32, 4, n_ahead=2),
     Launch(64, 4, n_ahead=0),
 )  # fmt: skip
 
@@ -117,6 +117,7 @@ def byte_attention(
         "TOKEN_BIASED": token_bias is not None,
         "MASKED": mask is not None, "FIRST": first_visible is not None, "CAPPED": softcap is not None,
         "K_A": k_a, "K_B": k_b, "V_A": v_a, "V_B": v_b, "ROWS": rows,
+        "enable_fp_fusion": True,
     }  # fmt: skip
     grid = (n_splits, b, n_programs // b)
     if launch is None:
@@ -129,6 +130,7 @@ def byte_attention(
     merge[n_rows, -(-c_value // MERGED_COEFFICIENTS)](
         means, log_sums, terms, mean, log_sum, h, q, c_value, n_rows, n_splits, n_columns,
         N_TERMS=terms.shape[1], SPLITS=triton.next_power_of_2(n_splits), COLUMNS=MERGED_COEFFICIENTS,
+        enable_fp_fusion=True,
     )  # fmt: skip
     return Partial(mean=mean, log_sum=log_sum)
 

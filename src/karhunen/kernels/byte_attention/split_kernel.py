@@ -74,8 +74,9 @@ def attend(
     p_v_codes, s_v_batch, s_v_plane, p_v_gain, s_v_gain_batch, s_v_gain_head, p_v_levels,
     p_v_bits, p_v_plane, p_v_scale,
     h, q, t, n, n_splits, block_tokens, first_offset, scale, softcap,
-    K_GAIN: tl.constexpr, V_GAIN: tl.constexpr, BIASED: tl.constexpr, TOKEN_BIASED: tl.constexpr, MASKED: tl.constexpr, FIRST: tl.constexpr,
-    CAPPED: tl.constexpr, K_A: tl.constexpr, K_B: tl.constexpr, V_A: tl.constexpr, V_B: tl.constexpr,
+    K_GAIN: tl.constexpr, V_GAIN: tl.constexpr, BIASED: tl.constexpr, TOKEN_BIASED: tl.constexpr,
+    MASKED: tl.constexpr, FIRST: tl.constexpr, CAPPED: tl.constexpr,
+    K_A: tl.constexpr, K_B: tl.constexpr, V_A: tl.constexpr, V_B: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Mean (in value columns) and log-sum of one split's tokens for up to ROWS query rows of a KV head.

@@ -34,7 +34,7 @@ def byte_decode(
         return (-(-t // meta["TILE"]), h, b)
 
     arguments = (codes, *codes.stride(), *terms, tables.entries.shape[1], out, h, t, c)
-    shapes = {"N_TERMS": terms.plane.shape[1], "WIDTH": triton.next_power_of_2(c)}
+    shapes = {"N_TERMS": terms.plane.shape[1], "WIDTH": triton.next_power_of_2(c), "enable_fp_fusion": False}
     if tile is None:
         _decode_tuned[grid](*arguments, **shapes)
     else:

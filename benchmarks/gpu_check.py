@@ -2,11 +2,10 @@
 
     python benchmarks/gpu_check.py            # from a checkout; needs torch and triton, nothing else
 
-Correctness: every kernel against its naive twin in float64, on memory poisoned beyond the valid tokens. Speed, for the
-shape of Llama 3.1 8B (8 KV heads × 4 queries × 128): one layer's decode attention from bytes against the fastest of
-torch's dense attentions in bfloat16, all replayed from CUDA graphs with the second-level cache flushed before each.
-Bytes a second are those of codes, gains and frames; frames are given, making them is not timed. Without a GPU it says
-so and checks small shapes under Triton's interpreter. Tables come last; all numbers go to $OUT/gpu_check.json.
+Correctness: every kernel against its naive twin in float64, on memory poisoned beyond the valid tokens. Speed, for one
+layer of Llama 3.1 8B (8 KV heads × 4 queries × 128): attention from bytes against the fastest of torch's attentions in
+bfloat16, from CUDA graphs, caches flushed. Bytes counted are codes, gains and frames; making frames is not timed.
+Without a GPU: small shapes under Triton's interpreter. Tables come last; all numbers go to $OUT/gpu_check.json.
 """
 
 import importlib.util
@@ -66,7 +65,7 @@ class Run:
         """The case's row, added to the table; an error becomes a row as well."""
         started = time.monotonic()
         if started - self.begun > BUDGET_SECONDS:
-            row = {"skipped": f"{BUDGET_SECONDS} s are over"}
+            row: dict = {"skipped": f"{BUDGET_SECONDS} s are over"}
         else:
             try:
                 row = measure(*arguments)
@@ -158,18 +157,18 @@ def check_attention(shape: dict, options: dict) -> dict:
     options = {"scale": d**-0.5, "block_tokens": shape.get("block_tokens"), **options}
     options["first_offset"] = shape.get("first_offset", 0)
     n = 1 if options["block_tokens"] is None else (t - 1 + options["first_offset"]) // options["block_tokens"] + 1
-    frames, bias = torch.randn(b, h, q, n, d), torch.randn(b, h, q, n)
+    frames = torch.randn(b, h, q, n, d)
+    options["key_bias"] = torch.randn(b, h, q, n)
     widths = HALF_8 if d == 64 else (7,) * (d // 7) + ((d % 7,) if d % 7 else ())
     keys = random_side(t, b, random_tables(h, d, widths, shape.get("residual", False)), "half")
     values = random_side(t, b, random_tables(h, d, widths, False), "levels")
-    options["key_bias"] = bias
     if shape.get("hidden"):
         options["token_bias"] = torch.randn(b, h, t, q)
         options["mask"], options["first_visible"] = torch.rand(b, t) > 0.3, torch.randint(0, t, (b, q))
     wanted = naive.byte_attention(frames.double(), at_home(keys), at_home(values), **options)
-    moved = {name: v.to(DEVICE) if isinstance(v, Tensor) else v for name, v in options.items()}
-    launch = None if shape.get("tuned") else gpu.Launch(64, 4)
-    got = gpu.byte_attention(frames.to(DEVICE), keys, values, launch=launch, **moved)
+    options = {name: value.to(DEVICE) if isinstance(value, Tensor) else value for name, value in options.items()}
+    options["launch"] = None if shape.get("tuned") else gpu.Launch(64, 4)
+    got = gpu.byte_attention(frames.to(DEVICE), keys, values, **options)
     errors = {"mean": got.mean.cpu() - wanted.mean, "log_sum": got.log_sum.cpu() - wanted.log_sum}
     errors = {name: float(error.nan_to_num(0, torch.inf).abs().max()) for name, error in errors.items()}
     pairs = ((got.mean, wanted.mean), (got.log_sum, wanted.log_sum))
@@ -179,11 +178,9 @@ def check_attention(shape: dict, options: dict) -> dict:
 
 def random_tables(h: int, d: int, widths: tuple[int, ...], residual: bool = False) -> ByteTables:
     """Every head's coefficients shuffled and dealt to planes; a residual stage codes six of them again."""
-    heads = []
-    for _ in range(h):
-        parts = list(torch.randperm(d).split(list(widths))) + ([torch.arange(6)] if residual else [])
-        heads.append([(torch.randn(256, len(part)).half() / 2, part) for part in parts])
-    return ByteTables.from_planes(heads, d)
+    again = [torch.arange(6)] if residual else []
+    parts = [[*torch.randperm(d).split(list(widths)), *again] for _ in range(h)]
+    return ByteTables.from_planes([[(torch.randn(256, len(p)).half() / 2, p) for p in head] for head in parts], d)
 
 
 def random_side(t: int, b: int, tables: ByteTables, gain: str) -> CodedTokens:
@@ -203,14 +200,14 @@ def random_side(t: int, b: int, tables: ByteTables, gain: str) -> CodedTokens:
 
 def at_home(side: CodedTokens) -> CodedTokens:
     """The same where the definition runs."""
-    parts = (side.codes, side.gain, side.gain_levels)
-    codes, gain, levels = (None if part is None else part.cpu() for part in parts)
-    return CodedTokens(codes, side.tables, gain, levels)
+    levels = None if side.gain_levels is None else side.gain_levels.cpu()
+    return CodedTokens(side.codes.cpu(), side.tables, side.gain.cpu(), levels)
 
 
 def milliseconds(run: Callable[[], object]) -> float:
     """Median time of a CUDA graph's replays, the second-level cache flushed before each."""
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             run()
@@ -240,8 +237,7 @@ def copy_speed() -> dict:
 def dense_speed(t: int, b: int) -> dict:
     """Every dense attention that runs; queries of a group as heads of their own, as rows, or with expanded keys."""
     n_bytes = 2 * b * H * t * D * 2
-    free = torch.cuda.mem_get_info()[0]
-    if n_bytes * 1.1 > free:
+    if n_bytes * 1.1 > (free := torch.cuda.mem_get_info()[0]):
         return {"skipped": f"{n_bytes / 2**30:.0f} GiB do not fit in {free / 2**30:.0f}"}
     k, v = (torch.randn(b, H, t, D, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
     query = torch.randn(b, H * Q, 1, D, dtype=torch.bfloat16, device=DEVICE)
@@ -273,13 +269,11 @@ def byte_speed(t: int, b: int, rate: str, block_tokens: int | None, dense_ms: fl
 
     tables = speed_tables(rate)
     keys, values = (random_side(t, b, tables[i], "levels") for i in range(2))
-    n = 1 if block_tokens is None else -(-t // block_tokens)
-    frames = torch.randn(b, H, Q, n, D, dtype=torch.float16, device=DEVICE)
+    frames = torch.randn(b, H, Q, -(-t // (block_tokens or t)), D, dtype=torch.float16, device=DEVICE)
     options: dict[str, Any] = {"scale": D**-0.5, "block_tokens": block_tokens}
     ms = milliseconds(lambda: gpu.byte_attention(frames, keys, values, **options))
     n_bytes = sum(side.codes.numel() + side.gain.numel() for side in (keys, values)) + frames.nbytes
-    speed = n_bytes / ms / 1e6
-    best = str(gpu.tuned_config()).replace("num_", "")
+    speed, best = n_bytes / ms / 1e6, str(gpu.tuned_config())
     return {"ms": ms, "speed-up": dense_ms / ms, "GB/s": speed, "of copy": speed / copied, "launch": best}
 
 

@@ -159,11 +159,12 @@ def check_attention(shape: dict, options: dict) -> dict:
     n = 1 if options["block_tokens"] is None else (t - 1 + options["first_offset"]) // options["block_tokens"] + 1
     frames = torch.randn(b, h, q, n, d)
     options["key_bias"] = torch.randn(b, h, q, n)
+    if options["block_tokens"] is not None:
+        options["offset_bias"] = torch.randn(b, h, q, n, options["block_tokens"])
     widths = HALF_8 if d == 64 else (7,) * (d // 7) + ((d % 7,) if d % 7 else ())
     keys = random_side(t, b, random_tables(h, d, widths, shape.get("residual", False)), "half")
     values = random_side(t, b, random_tables(h, d, widths, False), "levels")
     if shape.get("hidden"):
-        options["token_bias"] = torch.randn(b, h, t, q)
         options["mask"], options["first_visible"] = torch.rand(b, t) > 0.3, torch.randint(0, t, (b, q))
     wanted = naive.byte_attention(frames.double(), at_home(keys), at_home(values), **options)
     options = {name: value.to(DEVICE) if isinstance(value, Tensor) else value for name, value in options.items()}

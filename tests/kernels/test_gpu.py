@@ -121,9 +121,9 @@ def test_each_token_is_read_in_the_frame_of_its_block(t: int, block_tokens: int,
     keys, values = side(t, 1, given, "half"), side(t, 1, given, "half", 1)
     frames = frames_of(t, 1, 1, 3, 32, block_tokens, offset)
     bias = torch.randn(frames.shape[:-1], generator=torch.Generator().manual_seed(1))
-    token_bias = torch.randn(1, 1, t, 3, generator=torch.Generator().manual_seed(2))
+    offset_bias = torch.randn(*frames.shape[:-1], block_tokens, generator=torch.Generator().manual_seed(2))
     assert_equals_naive(
-        frames, keys, values, key_bias=bias, token_bias=token_bias, scale=0.3,
+        frames, keys, values, key_bias=bias, offset_bias=offset_bias, scale=0.3,
         block_tokens=block_tokens, first_offset=offset, n_splits=n_splits,
     )  # fmt: skip
 

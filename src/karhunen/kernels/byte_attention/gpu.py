@@ -64,7 +64,7 @@ def byte_attention(
     values: CodedTokens,
     *,
     key_bias: Float[Tensor, "b h q n"] | None = None,
-    token_bias: Float[Tensor, "b h t q"] | None = None,
+    offset_bias: Float[Tensor, "b h q n k"] | None = None,
     block_tokens: int | None = None,
     first_offset: int = 0,
     scale: float = 1.0,
@@ -78,9 +78,9 @@ def byte_attention(
 
     `n_splits`: token ranges per row (see `token_splits`); `launch`: timed over LAUNCHES if None.
     """
-    require_agreement(q_frames, keys, values, key_bias, token_bias, block_tokens, first_offset, mask, first_visible)
+    require_agreement(q_frames, keys, values, key_bias, offset_bias, block_tokens, first_offset, mask, first_visible)
     triton_launch.require_gpu(
-        q_frames, keys.codes, keys.gain, values.codes, values.gain, key_bias, token_bias, mask, first_visible
+        q_frames, keys.codes, keys.gain, values.codes, values.gain, key_bias, offset_bias, mask, first_visible
     )  # fmt: skip
     b, h, q, n, c_value = *q_frames.shape[:4], values.tables.n_coefficients
     t, device = keys.n_tokens, q_frames.device
@@ -103,7 +103,7 @@ def byte_attention(
     arguments = (
         q_frames, *q_frames.stride()[:-1],
         log_sums if key_bias is None else key_bias.float().contiguous(),
-        log_sums if token_bias is None else token_bias.float().contiguous(),
+        log_sums if offset_bias is None else offset_bias.float().contiguous(),
         log_sums if mask is None else additive(mask, torch.float32).contiguous(),
         log_sums if first_visible is None else first_visible.int().contiguous(),
         means, log_sums,
@@ -114,7 +114,7 @@ def byte_attention(
     (k_a, k_b), (v_a, v_b) = pieces(k_quads.plane.shape[1]), pieces(v_quads.plane.shape[1])
     shapes: dict[str, Any] = {
         "K_GAIN": _gain_kind(keys), "V_GAIN": _gain_kind(values), "BIASED": key_bias is not None,
-        "TOKEN_BIASED": token_bias is not None,
+        "OFFSET_BIASED": offset_bias is not None,
         "MASKED": mask is not None, "FIRST": first_visible is not None, "CAPPED": softcap is not None,
         "K_A": k_a, "K_B": k_b, "V_A": v_a, "V_B": v_b, "ROWS": rows,
         "enable_fp_fusion": True,

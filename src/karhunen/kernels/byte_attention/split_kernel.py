@@ -68,13 +68,13 @@ def _gain(p_gain, p_levels, o_token, m_token, KIND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["t", "n", "n_splits"])
 def attend(
-    p_q, s_q_batch, s_q_head, s_q_row, s_q_frame, p_bias, p_token_bias, p_mask, p_first, p_mean, p_log_sum,
+    p_q, s_q_batch, s_q_head, s_q_row, s_q_frame, p_bias, p_offset_bias, p_mask, p_first, p_mean, p_log_sum,
     p_k_codes, s_k_batch, s_k_plane, p_k_gain, s_k_gain_batch, s_k_gain_head, p_k_levels,
     p_k_bits, p_k_plane, p_k_coefficient, p_k_scale,
     p_v_codes, s_v_batch, s_v_plane, p_v_gain, s_v_gain_batch, s_v_gain_head, p_v_levels,
     p_v_bits, p_v_plane, p_v_scale,
     h, q, t, n, n_splits, block_tokens, first_offset, scale, softcap,
-    K_GAIN: tl.constexpr, V_GAIN: tl.constexpr, BIASED: tl.constexpr, TOKEN_BIASED: tl.constexpr,
+    K_GAIN: tl.constexpr, V_GAIN: tl.constexpr, BIASED: tl.constexpr, OFFSET_BIASED: tl.constexpr,
     MASKED: tl.constexpr, FIRST: tl.constexpr, CAPPED: tl.constexpr,
     K_A: tl.constexpr, K_B: tl.constexpr, V_A: tl.constexpr, V_B: tl.constexpr,
     ROWS: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
@@ -164,10 +164,10 @@ def attend(
                 b_scores *= _gain(p_k_gain, p_k_levels, o_token, m_token, K_GAIN)[None, :]
             if BIASED:
                 b_scores += b_bias[:, None]
-            if TOKEN_BIASED:
-                o_bias = ((i_b * h + i_h).to(tl.int64) * t + o_token) * q
+            if OFFSET_BIASED:
+                o_offset = (((i_b * h + i_h) * q + o_row).to(tl.int64) * n + o_frame) * block_tokens
                 m_bias = m_row[:, None] & m_token[None, :]
-                b_scores += tl.load(p_token_bias + o_bias[None, :] + o_row[:, None], mask=m_bias, other=0.0)
+                b_scores += tl.load(p_offset_bias + o_offset[:, None] + o_place[None, :], mask=m_bias, other=0.0)
             b_scores *= scale
             if CAPPED:
                 b_scores = softcap * (2 * tl.sigmoid(2 * b_scores / softcap) - 1)

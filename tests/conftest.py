@@ -4,6 +4,7 @@ The hook must stand before anything imports karhunen. Modules that compile their
 out: a compiler cannot look through a checking wrapper. Their naive twins, of the same signatures, are checked.
 """
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,9 @@ import pytest
 import torch
 
 SOURCE = Path(__file__).parent.parent / "src" / "karhunen"
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which settles how its kernels run
 
 
 def _module_name(file: Path) -> str:

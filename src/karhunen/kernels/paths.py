@@ -8,7 +8,8 @@ import importlib.util
 from functools import cache
 from types import ModuleType
 
-PATHS = ("naive", "cpu")
+PATHS = ("naive", "cpu", "gpu")
+LIBRARY = {"cpu": "numba", "gpu": "triton"}
 
 
 @cache
@@ -21,8 +22,8 @@ def available(op: str, path: str) -> tuple[bool, str]:
         raise ValueError(f"path={path!r} is unknown; choose one of {PATHS}")
     if path == "naive":
         return True, "plain torch"
-    if importlib.util.find_spec("numba") is None:
-        return False, "numba is not installed"
+    if importlib.util.find_spec(LIBRARY[path]) is None:
+        return False, f"{LIBRARY[path]} is not installed"
     return implementation(op, path).available()
 
 
@@ -37,3 +38,12 @@ def require(op: str, path: str) -> ModuleType:
 def implementation(op: str, path: str) -> ModuleType:
     """The module `karhunen.kernels.op.path`."""
     return importlib.import_module(f"karhunen.kernels.{op}.{path}")
+
+
+def fastest(op: str, device_type: str) -> tuple[str, str]:
+    """The fastest path of `op` that can run on tensors of this device type, and why that one."""
+    path = {"cpu": "cpu", "cuda": "gpu"}.get(device_type)
+    if path is None:
+        return "naive", f"no kernel is written for device type {device_type!r}"
+    runs, reason = available(op, path)
+    return path if runs else "naive", reason

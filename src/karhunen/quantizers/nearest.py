@@ -1,22 +1,23 @@
 """The nearest entry of a table, by the one definition that every path keeps: karhunen.kernels.byte_encode.
 
-Tables of 256 entries go through the byte kernel, which gives the same symbols in plain torch and in Numba, so neither
-a codec's tables nor a cache's bytes depend on what is installed. Other sizes are searched here, in float64.
+Tables of 256 entries go through the byte kernel, which gives the same symbols in plain torch, Numba and Triton, so
+neither a codec's tables nor a cache's bytes depend on what is installed. Other sizes are searched here, in float64.
 """
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from karhunen.kernels.byte_encode import available, byte_encode
+from karhunen.kernels.byte_encode import byte_encode
 from karhunen.kernels.byte_tables import ByteTables
+from karhunen.kernels.paths import fastest
 
 BYTE_ENTRIES = 256
 
 
 def byte_path(device: torch.device) -> str:
     """The fastest path of the byte kernels on this device."""
-    return "cpu" if device.type == "cpu" and available("cpu")[0] else "naive"
+    return fastest("byte_encode", device.type)[0]
 
 
 def nearest(

@@ -4,6 +4,7 @@
 |---|---|---|
 | `naive` | naive.py | any device, any float dtype: the definition |
 | `cpu` | cpu.py | Numba on x86 (AVX2) and ARM |
+| `gpu` | gpu.py | Triton on CUDA |
 
 All have one signature. `choose_path` says which one fits and why; nothing falls back unasked.
 """
@@ -47,10 +48,7 @@ def available(path: str) -> tuple[bool, str]:
 
 def choose_path(device_type: str) -> PathChoice:
     """The fastest path that can run on tensors of this device type."""
-    if device_type != "cpu":
-        return PathChoice("naive", f"no kernel is written for device type {device_type!r}")
-    runs, reason = available("cpu")
-    return PathChoice("cpu" if runs else "naive", reason)
+    return PathChoice(*paths.fastest("byte_attention", device_type))
 
 
 def byte_attention(
@@ -60,6 +58,7 @@ def byte_attention(
     *,
     path: str,
     key_bias: Float[Tensor, "b h q n"] | None = None,
+    offset_bias: Float[Tensor, "b h q n k"] | None = None,
     block_tokens: int | None = None,
     first_offset: int = 0,
     scale: float = 1.0,
@@ -73,6 +72,7 @@ def byte_attention(
         keys,
         values,
         key_bias=key_bias,
+        offset_bias=offset_bias,
         block_tokens=block_tokens,
         first_offset=first_offset,
         scale=scale,

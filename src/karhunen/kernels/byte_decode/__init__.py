@@ -1,7 +1,7 @@
 """Coefficients of coded tokens: for each plane the entry that its byte names.
 
-`naive.py` is the definition, `cpu.py` the same for Numba: one addition per coefficient and plane, in the order of the
-planes, so both give the same numbers. Paths are named and chosen as in `byte_attention`.
+`naive.py` is the definition, `cpu.py` the same for Numba, `gpu.py` for Triton: one addition per coefficient and plane,
+in the order of the planes, so all give the same numbers. Paths are named and chosen as in `byte_attention`.
 """
 
 from jaxtyping import Float, UInt8

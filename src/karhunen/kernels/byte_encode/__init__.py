@@ -1,7 +1,7 @@
 """The bytes of new tokens: for each plane the nearest of its 256 entries.
 
-`naive.py` is the definition, `cpu.py` the same for Numba; the same coefficients give the same bytes in both, so a cache
-does not depend on the machine's packages. Paths are named and chosen as in `byte_attention`.
+`naive.py` is the definition, `cpu.py` the same for Numba, `gpu.py` for Triton; the same coefficients give the same
+bytes in all, so a cache does not depend on the machine. Paths are named and chosen as in `byte_attention`.
 """
 
 from jaxtyping import Float, UInt8

@@ -130,9 +130,9 @@ def test_a_recipe_that_does_not_fit_is_refused_by_name_and_the_others_go_on(
 def test_statistics_are_measured_once_for_all(
     plan: Plan, loaded: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[int] = []
+    calls: list[set[Any]] = []
     plain = runner.calibrate
-    monkeypatch.setattr(runner, "calibrate", lambda *args, **kw: (calls.append(1), plain(*args, **kw))[1])
+    monkeypatch.setattr(runner, "calibrate", lambda *args, **kw: (calls.append(set(args[2])), plain(*args, **kw))[1])
     wanted = replace(plan, rated=tuple(rated(["spectra:bits=3,group=8,recent=16"])), calibration_tokens=600)
     evaluate(wanted, lambda: loaded)
     evaluate(replace(wanted, seed=3), lambda: loaded)
@@ -140,6 +140,7 @@ def test_statistics_are_measured_once_for_all(
     more = tuple(rated(["spectra:bits=3,group=8,recent=16,sink=8"]))
     evaluate(replace(wanted, rated=more), lambda: loaded)
     assert len(calls) == 2, "what is lacking is measured"
+    assert calls[1] and not calls[0] & calls[1], "and nothing else"
     assert len(evaluate(wanted, lambda: loaded).kept) == 1, "with what was there"
 
 

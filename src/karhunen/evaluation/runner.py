@@ -29,6 +29,7 @@ from karhunen.monitoring.allocator import keep_freed_memory
 from karhunen.recipe import Recipe
 from karhunen.statistics.artifact import load_statistics, save_statistics
 from karhunen.statistics.gathered import Statistics
+from karhunen.statistics.need import Need
 from karhunen.values import to_dict
 
 FEW_TOKENS = 512
@@ -101,20 +102,30 @@ def evaluate(plan: Plan, load: Load, *, jobs: int = 1, on_stage: OnStage | None 
 def gathered(
     model: nn.Module, tokenizer: Any, wanted: Iterable[Recipe], folder: Path, max_tokens: int, on_stage: OnStage
 ) -> Statistics:
-    """The statistics in `folder` if they hold what the recipes need; else measured now, with what they held."""
+    """The statistics in `folder` if they hold what the recipes need; what they lack is measured now, on the same text.
+
+    Statistics of another text are measured again as a whole.
+    """
     needs = {need for recipe in wanted for need in recipe.needs()}
+    found: Statistics | None = None
+    held: set[Need] = set()
     if (folder / "config.json").is_file():
         found = load_statistics(folder)
         if reason := found.model.mismatch(identity_of(model)):
             raise ValueError(f"the statistics in {folder} are of another model: {reason}")
         held = set.intersection(*(set(layer.measured) for layer in found.layers.values()))
-        if needs <= held:
+        needs -= held
+        if not needs:
             return found
-        needs |= held
-    if not needs:
+    elif not needs:
         max_tokens = FEW_TOKENS  # shapes and rotations only
     on_stage(f"measuring {len(needs)} statistics on {max_tokens:,} tokens")
     made = calibrate(model, calibration_text(), needs, tokenizer, max_tokens=max_tokens)
+    if found is not None and found.sources == made.sources:
+        made = found.beside(made)
+    elif found is not None and held:
+        on_stage("the statistics there are of another text and are measured again")
+        made = calibrate(model, calibration_text(), needs | held, tokenizer, max_tokens=max_tokens)
     save_statistics(made, folder)
     return made
 

@@ -4,7 +4,7 @@ gathered(text A) + gathered(text B) == gathered(A ++ B)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar, final
 
 from karhunen.statistics.identity import LayerShape, ModelIdentity
@@ -73,6 +73,21 @@ class Statistics:
     def shape(self, layer: int) -> LayerShape:
         """Shape of one cache layer."""
         return self.model.layers[layer]
+
+    def beside(self, other: "Statistics") -> "Statistics":
+        """More statistics of the same text, where `+` takes in those of another; `other` is kept where both hold a need.
+
+        ValueError if they are of different models or texts.
+        """
+        if reason := self.model.mismatch(other.model):
+            raise ValueError(f"statistics of different models do not stand side by side: {reason}")
+        if self.sources != other.sources:
+            raise ValueError(f"statistics of different texts: {self.sources} and {other.sources}; add them instead")
+        layers = {
+            i: replace(mine, measured={**mine.measured, **other.layers[i].measured}) if i in other.layers else mine
+            for i, mine in self.layers.items()
+        }
+        return replace(self, layers={**other.layers, **layers})
 
     def __add__(self, other: "Statistics") -> "Statistics":
         if reason := self.model.mismatch(other.model):

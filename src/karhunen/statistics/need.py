@@ -53,4 +53,11 @@ class Need:
 
     def __str__(self) -> str:
         frame = "post-RoPE" if self.block_tokens is None else f"block {self.block_tokens}"
-        return f"{self.kind} of the {self.slot}s ({frame}, {'heads joined' if self.joined else 'per head'})"
+        said = [frame, "heads joined" if self.joined else "per head"]
+        if self.weighting != "uniform":
+            said.append(f"weighted by {self.weighting}")
+        if self.skip_tokens:
+            said.append(f"without the first {self.skip_tokens} tokens")
+        if self.quiet_slot is not None:
+            said.append(f"without tokens whose {self.quiet_slot} is below {self.quiet_fraction:g} of the usual norm")
+        return f"{self.kind} of the {self.slot}s ({', '.join(said)})"

@@ -19,7 +19,7 @@ class SmallNorm:
     """Which tokens: those whose vector of `slot` is shorter than `fraction` of the usual length."""
 
     slot: Literal["key", "value"] = "value"
-    fraction: float = 0.27
+    fraction: float = 0.38
 
     def __post_init__(self) -> None:
         if self.slot not in ("key", "value"):

@@ -365,14 +365,15 @@ def test_an_error_in_the_forward_leaves_the_model_as_it_was() -> None:
     assert not model.model._forward_pre_hooks
 
 
+@torch.no_grad()
 def test_a_model_whose_queries_are_not_seen_is_refused() -> None:
+    model, latent = build("bloom"), build("mla")
+    made = bare(model, SNAP)
     with pytest.raises(ValueError, match="does not go through transformers' interface"):
-        model = build("bloom")
-        CompressedCache(model, bare(model, SNAP))
-    latent = build("mla")
-    with torch.no_grad(), pytest.raises(ValueError, match="cannot be chosen by its queries"):
-        cache = CompressedCache(latent, bare(latent, SNAP))
-        latent(torch.arange(3, 40)[None], use_cache=True, **{cache_argument(latent): cache})
+        CompressedCache(model, made)
+    cache, ids = CompressedCache(latent, bare(latent, SNAP)), torch.arange(3, 40)[None]
+    with pytest.raises(ValueError, match="cannot be chosen by its queries"):
+        latent(ids, use_cache=True, **{cache_argument(latent): cache})
 
 
 def test_the_defaults_are_the_papers() -> None:

@@ -42,7 +42,7 @@ from karhunen.windows.streaming import Streaming
 from karhunen.windows.top_scored import TopScored
 
 PACKAGES = {"optimum-quanto": "optimum", "hqq": "hqq", "kvpress": "kvpress", "turboquant-torch": "turboquant"}
-OURS = ("int4", "int2", "kivi:bits=4", "kivi:bits=2", "kivi:bits=4,group=64", "kivi:bits=2,group=64")
+OURS = ("int4", "int2", "kivi:bits=4,group=64", "kivi:bits=2,group=64")
 WHOLE = {"sink": 0, "recent": 0}  # QuantizedCache quantizes the whole prompt, its newest tokens too
 KEPT = 256
 
@@ -71,7 +71,7 @@ def main() -> None:
         "scored_tokens": given.scored,
         "packages": peers,
         "skipped": sorted(PACKAGES.keys() - peers.keys()),
-        "values": [row for row in values(model, seen, peers)],
+        "values": list(values(model, seen, peers)),
         "logits": list(logits(model, Document("prompt", tokens, given.tokens), peers)),
         "kept": kept(model, seen, tokens[: given.tokens], peers),
         "vectors": vectors(model, seen, peers),

@@ -1,8 +1,8 @@
 """Key norms (Devoto et al., arXiv:2406.11430): keys of large norm are dropped, head by head; no query is looked at.
 
 Reproduced: the keys of lowest L2 norm stay, whatever their age, as a share of the tokens seen; chosen again while
-tokens come. Departs: every layer is compressed (the paper spares the first two, whose norms say least); pages of 16
-tokens are chosen from at a time.
+tokens come. Departs: every layer is compressed (the authors' code may spare the first two); pages of 16 tokens are
+chosen from at a time.
 """
 
 from karhunen.recipe import Recipe

@@ -7,7 +7,7 @@ within the cache, so the context is bounded by the model's own; pages of 16 toke
 from karhunen.recipe import Recipe
 from karhunen.windows.streaming import Streaming
 
-RATES = {4: {"recent": 556}, 8: {"recent": 276}, 12: {"recent": 180}}  # of a context of 2,240 tokens
+RATES = {4: {"kept": 556}, 8: {"kept": 276}, 12: {"kept": 180}}  # of a context of 2,240 tokens
 
 
 def streaming_llm(sink: int = 4, kept: int = 1020) -> Recipe:

@@ -23,6 +23,7 @@ from karhunen.values import Kinds, assemble, fingerprint, kinds_in, to_dict
 from karhunen.windows.base import Window
 from karhunen.windows.sink_recent import SinkRecent
 from karhunen.windows.small_norm import SmallNorm
+from karhunen.windows.top_scored import TopScored
 
 SPEC_PACKAGES = tuple(
     f"karhunen.{folder}"
@@ -74,6 +75,22 @@ class Recipe:
             raise ValueError(f"recipe {self.name!r} codes only one of keys and values; give both sides or neither")
         if self.value is not None and self.value.frame.needs_rotary:
             raise ValueError(f"recipe {self.name!r} gives values a rotary frame; values carry no rotation")
+        if isinstance(self.window, TopScored):
+            self._check_chosen(self.window)
+
+    def _check_chosen(self, window: TopScored) -> None:
+        """Heads keep other tokens each, and what they keep is coded if both the window and the sides say so."""
+        if window.coded != (self.key is not None):
+            raise ValueError(
+                f"recipe {self.name!r}: TopScored(coded={window.coded}) goes {'with' if window.coded else 'without'} a "
+                "side for keys and values"
+            )
+        for side in filter(None, (self.key, self.value)):
+            if side.frame.joined or side.frame.needs_rotary or side.frame.center:
+                raise ValueError(
+                    f"recipe {self.name!r}: with TopScored each head keeps other tokens, and {side.frame} joins heads "
+                    "or asks for positions; use a post-RoPE frame per head"
+                )
 
     def side(self, slot: Slot) -> Side | None:
         """By name."""

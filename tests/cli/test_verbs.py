@@ -130,6 +130,7 @@ def test_recipes_lists_every_recipe_with_its_options(karhunen: Command) -> None:
     by_name = {row["name"]: row for row in rows}
     assert by_name["kivi"]["source"] == "arXiv:2402.02750"
     assert by_name["kivi"]["options"]["group"] == 32
+    assert by_name["int4"]["measured_bits"]["coded"] == 4.5
     assert by_name["spectra"]["needs_calibration"]
     assert not by_name["int4"]["needs_calibration"]
     assert by_name["spectra"]["key"]["frame"] == "RopeFrame(block_tokens=1, joined=True)"

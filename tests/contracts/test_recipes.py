@@ -18,6 +18,7 @@ from karhunen.statistics.identity import LayerShape
 from karhunen.statistics.need import SLOTS
 from karhunen.store.layer_store import LayerStore
 from karhunen.windows.partition import Place
+from karhunen.windows.score import Queries
 
 N_TOKENS = 101  # several pages, several KIVI blocks, and neither a multiple of any
 
@@ -41,7 +42,9 @@ def store_of(made: Codec) -> LayerStore:
 def filled(made: Codec, key: Tensor, value: Tensor, sizes: Iterable[int] = (10**9,)) -> LayerStore:
     store = store_of(made)
     for start, stop in spans(key.shape[2], sizes):
-        store.append(key[:, :, start:stop], value[:, :, start:stop])
+        part = key[:, :, start:stop]
+        asking = None if made.window.reads == "never" else Queries(part.repeat_interleave(2, dim=1), 0.2)
+        store.append(part, value[:, :, start:stop], queries=asking)
     return store
 
 

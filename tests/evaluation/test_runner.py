@@ -163,9 +163,10 @@ def test_every_recipe_can_be_made_at_the_rates_that_it_lists(name: str) -> None:
 
 
 def test_a_name_stands_for_all_its_rates_at_one_window() -> None:
-    texts = [each.text for each in rated(["kivi", "int4", "spectra:bits=3"], (4, 8, 12), (4, 64))]
+    texts = [each.text for each in rated(["kivi", "quarot", "int4", "spectra:bits=3"], (4, 8, 12), (4, 64))]
     assert texts[-1] == "spectra:bits=3"
-    assert sum(text.startswith("kivi") for text in texts) == 3
+    assert sum(text.startswith("quarot") for text in texts) == 3
+    assert sum(text.startswith("kivi") for text in texts) == 2, "12× is nearest to its 8×"
     assert sum(text.startswith("int4") for text in texts) == 1, "one rate, once"
     window = at("nova_kv", 8, (4, 64)).recipe.window
     assert (window.sink_tokens, window.recent) == (4, 64)  # type: ignore[attr-defined]

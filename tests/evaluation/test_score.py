@@ -89,3 +89,21 @@ def test_a_text_within_the_window_is_exact(loaded: tuple[Any, Any], statistics: 
     assert torch.equal(result.kl, torch.zeros(16))
     assert result.report.total.ratio == 1.0
     assert result.report.total.coded_bits_per_element == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["streaming_llm:kept=16", "key_norm:kept=0.3", "snapkv:kept=16,recent=8", "h2o:kept=0.4"]
+)
+def test_a_window_that_drops_tokens_is_scored_on_what_it_holds(
+    text: str, loaded: tuple[Any, Any], statistics: Statistics, dense: DenseRun
+) -> None:
+    found = scored(text, loaded, statistics, dense)
+    assert found.report.total.ratio > 1.3
+    assert found.kl.mean() > 1e-4
+
+
+def test_a_prompt_within_the_budget_is_scored_as_dense(
+    loaded: tuple[Any, Any], statistics: Statistics, dense: DenseRun
+) -> None:
+    """The prompt is read by the cache itself, through an attention that shows its queries: nothing else may change."""
+    assert float(scored("snapkv", loaded, statistics, dense).kl.max()) < 1e-6

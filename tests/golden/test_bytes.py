@@ -95,6 +95,7 @@ UNTRAINED = {
     "kivi": ("de3c6f8815002cf8", "5baa4a875e51a007"),
     "polarquant_pairs": ("d17ed7594d2b6a18", "96bd05b17a427344"),
     "quarot": ("0cf8975a93b4a20d", "b6350290d2aa0945"),
+    "snapkv_int4": ("e1d53f8135ffd634", "e0a8f62890bf57bc"),
     "streaming_int4": ("e1d53f8135ffd634", "e0a8f62890bf57bc"),
     "turboquant_3bit": ("7b31d04a4d904476", "49526b9b781937a3"),
     "turboquant_4bit": ("30be117fbd7ae575", "e0a8f62890bf57bc"),

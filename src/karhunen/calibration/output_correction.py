@@ -108,6 +108,11 @@ def _pieces(
 ) -> list[Int[Tensor, " _"]]:
     """The text in sequences in which some row reads a coded token."""
     codec.check_model(identity_of(model))
+    if codec.window.drops:
+        raise ValueError(
+            f"{type(codec.window).__name__} drops tokens, and outputs are corrected for what coding changes, not for "
+            "what is gone; use a window that drops nothing"
+        )
     length = min(sequence_tokens, n_positions(model))
     shortest = min((_first_reader(codec.window, layer, length) for layer in codec.layers.values()), default=length)
     if shortest >= length:

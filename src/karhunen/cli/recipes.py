@@ -8,19 +8,32 @@ from karhunen.cli.screen import Screen, grid, rounded
 
 def run(as_json: bool) -> None:
     """List every recipe."""
-    from karhunen.evaluation.composition import recipe_rows
+    from karhunen.evaluation.composition import measured_bits, recipe_rows
 
     screen = Screen(as_json)
     with screen.open():
         rows = recipe_rows()
-        table = grid("recipe", "source", "keys", "values", "options", "calibrated")
+        table = grid("recipe", "source", "keys", "values", "options", "calibrated", "bits all / coded")
         for row in rows:
             options = ", ".join(f"{key}={value}" for key, value in row.options.items())
             called = "yes" if row.needs_calibration else "no"
-            table.add_row(row.name, row.source, _axes(row.key), _axes(row.value), options or "none", called)
+            bits = _bits(row.measured_bits)
+            table.add_row(row.name, row.source, _axes(row.key), _axes(row.value), options or "none", called, bits)
         screen.table(table)
         screen.say("Choices that are the plainest of their axis are left out; `--json` has them all.")
-        screen.document(rounded({"recipes": [asdict(row) for row in rows]}))
+        found = measured_bits()
+        commit = found["provenance"]["commit"]
+        screen.say(
+            f"Bits per element: of {found['n_tokens']:,} tokens and of the coded ones, measured at commit {commit}."
+        )
+        measured = {key: found[key] for key in ("what", "n_tokens", "provenance")}
+        screen.document(rounded({"recipes": [asdict(row) for row in rows], "measured": measured}))
+
+
+def _bits(measured: Mapping[str, float]) -> str:
+    if not measured:
+        return "not measured"
+    return f"{measured['all']:.2f} / " + (f"{measured['coded']:.2f}" if measured["coded"] else "none")
 
 
 def _axes(axes: Mapping[str, str]) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from karhunen.codec import Codec
 from karhunen.hf.capture import Attention, Observation, capturing
 from karhunen.store.layer_store import LayerStore
+from karhunen.windows.top_scored import TopScored
 
 N_QUERIES = 64
 
@@ -60,7 +61,10 @@ def capture(model: nn.Module, tokens: Int[Tensor, " n"], n_queries: int = N_QUER
 
 
 def attention_errors(codec: Codec, captured: Mapping[int, Captured]) -> list[LayerError]:
-    """Errors of every coded layer that was captured."""
+    """Errors of every coded layer that was captured; none where a score chooses tokens, since no index then says which
+    queries see whom."""
+    if isinstance(codec.window, TopScored):
+        return []
     return [_error(i, codec, captured[i]) for i in sorted(codec.layers) if i in captured]
 
 

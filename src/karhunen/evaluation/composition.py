@@ -1,13 +1,17 @@
 """What a recipe or a codec is made of: its choices by axis, where the bits go, what a token and the tables cost.
 
-Bytes per token are measured: a few vectors are encoded and their bytes counted.
+Bytes per token are measured: a few vectors are encoded and their bytes counted. Where a page coder (DEFLATE) makes them
+smaller still, by how much depends on the data: what is given is before it, and says so. A cache's report has the rest.
 """
 
 import inspect
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any, cast, final
 
 import torch
@@ -31,7 +35,8 @@ REFERENCE_BYTES = 2  # a scalar of the uncompressed cache in bfloat16 or float16
 @final
 @dataclass(frozen=True)
 class RecipeRow:
-    """One recipe at its nominal options. Choices are by axis; the plainest ones are there too."""
+    """One recipe at its nominal options. Choices are by axis; the plainest ones are there too. `measured_bits` per
+    element are those of `all` tokens of a context and of the `coded` ones alone (recipe_bits.json); empty if none."""
 
     name: str
     title: str
@@ -41,14 +46,16 @@ class RecipeRow:
     value: Mapping[str, str]
     window: str
     needs_calibration: bool
+    measured_bits: Mapping[str, float]
 
 
 @final
 @dataclass(frozen=True)
 class SideAnatomy:
     """Keys or values of one layer. `bits` are those of the coefficients, by head group: least, mean, most, and how many
-    coefficients get any (the rank kept). Of the shared tables, `transform_bytes` are those of the transform (matrices,
-    means) and `quantizer_bytes` those of the quantizer (codebooks, widths); a head group has an equal share."""
+    coefficients get any (the rank kept). Code bytes are those before a page coder. Of the shared tables,
+    `transform_bytes` are those of the transform (matrices, means) and `quantizer_bytes` those of the quantizer
+    (codebooks, widths); a head group has an equal share."""
 
     layer: int
     slot: str
@@ -135,6 +142,13 @@ def recipe_rows() -> list[RecipeRow]:
     return [_recipe_row(name) for name in recipes.names()]
 
 
+@cache
+def measured_bits() -> dict[str, Any]:
+    """Of every recipe at its default options: `bits`, and `what`, `n_tokens` and `provenance` of the measurement
+    (benchmarks/recipe_bits.py)."""
+    return json.loads(files("karhunen.evaluation").joinpath("recipe_bits.json").read_text(encoding="utf-8"))
+
+
 def anatomy(codec: Codec) -> Anatomy:
     """Take a codec apart."""
     sides = tuple(
@@ -200,6 +214,7 @@ def _recipe_row(name: str) -> RecipeRow:
         value=_axes(recipe.value),
         window=choice(recipe.window),
         needs_calibration=bool(recipe.needs()),
+        measured_bits=measured_bits()["bits"].get(name, {}),
     )
 
 
@@ -218,7 +233,7 @@ def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec) -> SideAna
         "frame": choice(codec.frame),
         "transform": choice(codec.transform),
         "quantizer": choice(codec.quantizer),
-        "packing": f"{type(codec.layout).__name__} of {codec.layout.bytes_per_token} bytes",
+        "packing": _packing(codec),
     }
     bits = coefficient_bits(codec.quantizer, g, c)
     return SideAnatomy(
@@ -233,6 +248,11 @@ def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec) -> SideAna
         transform_bytes=_bytes_of(codec.transform),
         quantizer_bytes=_bytes_of(codec.quantizer),
     )
+
+
+def _packing(codec: SideCodec) -> str:
+    said = f"{type(codec.layout).__name__} of {codec.layout.bytes_per_token} bytes"
+    return f"{said} before its page coder" if codec.layout.pages else said
 
 
 def _bytes_of(part: Any) -> int:

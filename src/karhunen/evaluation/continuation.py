@@ -59,7 +59,7 @@ def coded_text(
 ) -> tuple[list[int], Report]:
     """The greedy continuation that reads the coded prompt, and what the cache held."""
     with inference(model):
-        cache = coded_copy(model, codec, prompt.cache, keep_decoded=True)
+        cache = coded_copy(model, codec, prompt.tokens, prompt.cache)
         tokens = _greedy(model, cache, prompt.first, n_tokens, stop)
         report = cache.report()
         cache.close()

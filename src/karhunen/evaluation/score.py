@@ -98,7 +98,7 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
     with inference(model):
         start = time.perf_counter()
         if dense.chunk_tokens is None:
-            cache = coded_copy(model, codec, dense.cache, keep_decoded=True)
+            cache = coded_copy(model, codec, dense.document.tokens[: dense.document.prefill_tokens], dense.cache)
         else:
             cache = CompressedCache(model, codec, keep_decoded=True)
             _prefill(model, dense.document, cache, dense.chunk_tokens)
@@ -121,9 +121,13 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
     )
 
 
-def coded_copy(model: nn.Module, codec: Codec, uncompressed: Any, keep_decoded: bool = False) -> CompressedCache:
-    """A compressed cache that was handed the dense cache's tokens at once; other layers are copies."""
-    cache = CompressedCache(model, codec, keep_decoded=keep_decoded)
+def coded_copy(model: nn.Module, codec: Codec, tokens: Int[Tensor, " n"], uncompressed: Any) -> CompressedCache:
+    """A compressed cache that was handed the dense cache of `tokens` at once; other layers are copies. A window that
+    looks at queries has to read the tokens itself. Decoded tokens are kept, since the copy is read many times."""
+    cache = CompressedCache(model, codec, keep_decoded=True)
+    if codec.window.reads != "never":
+        _forward(model, tokens, cache, keep=1)
+        return cache
     layers: list[Any] = cache.layers
     for index, layer in enumerate(uncompressed.layers):
         if index in codec.windowed:

@@ -7,6 +7,7 @@ layer by layer, so the peak falls too.
 
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from itertools import zip_longest
 from typing import Any, cast, final
@@ -18,10 +19,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from karhunen.codec import Codec, LayerCodec
 from karhunen.hf.describe import identity_of
 from karhunen.hf.probe import text_config
+from karhunen.hf.queries import show_queries
 from karhunen.store.account import Account
 from karhunen.store.layer_store import LayerStore
 from karhunen.store.report import LayerReport, Report
 from karhunen.windows.base import Window
+from karhunen.windows.score import Queries
 
 
 def dense_cache(model: nn.Module) -> DynamicCache:
@@ -76,8 +79,20 @@ class CompressedLayer(DynamicLayer):
             key, value = (x.to(key_states.dtype) for x in self.store.read())
         if self.store.n_coded or self.store.n_dropped:
             self.transient_bytes = max(self.transient_bytes, key.nbytes + value.nbytes)
-        self.store.flush()
+        if not self.reads_queries:
+            self.store.flush()
         return key, value
+
+    @property
+    def reads_queries(self) -> bool:
+        """Whether the window waits for the queries of the running forward (`hf.queries` shows them)."""
+        return self.store.selection is not None and self.store.selection.reads_now
+
+    def attended(self, queries: Queries, key: Tensor) -> None:
+        """The queries of the tokens just added have read `key`, all tokens held."""
+        if self.store.selection is not None:
+            self.store.selection.observe(queries, key)
+        self.store.flush()
 
     def _as_stored(self, x: Tensor) -> Tensor:
         return x if self.exact_dtype is None else x.to(self.exact_dtype)
@@ -192,7 +207,9 @@ class CompressedCache(Cache):
         """Learn each row's padding from the `position_ids` of forwards that use this cache."""
         inner = cast("nn.Module", getattr(model, "base_model", model))
         handle = inner.register_forward_pre_hook(partial(_note_offsets, weakref.ref(self)), with_kwargs=True)
-        self._stop_watching: Callable[[], Any] = weakref.finalize(self, handle.remove)
+        shown = show_queries(model, weakref.ref(self)) if self.codec.window.reads != "never" else ExitStack()
+        shown.callback(handle.remove)
+        self._stop_watching: Callable[[], Any] = weakref.finalize(self, shown.close)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CompressedCache":
         from copy import deepcopy

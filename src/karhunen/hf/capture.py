@@ -31,14 +31,14 @@ PRIVATE_NAME = "karhunen_capture"
 class Attention:
     """How one layer reads its cache: queries after RoPE, the softmax's scale, and all else that shapes it.
 
-    `mask` is the one the model passed: additive or boolean [b 1 t t], or None for plain causal attention. `hidden` is
+    `mask` is the one the model passed: additive or boolean [b 1 t n], or None for plain causal attention. `hidden` is
     what the layer's projections read, where `capturing` saw it.
     """
 
     module: nn.Module
     query: Float[Tensor, "b q t d"]
     scale: float
-    mask: Shaped[Tensor, "b #q t t"] | None = None
+    mask: Shaped[Tensor, "b #q t n"] | None = None
     window_tokens: int | None = None
     softcap: float | None = None
     sinks: Float[Tensor, " q"] | None = None

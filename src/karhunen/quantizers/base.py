@@ -96,3 +96,8 @@ def as_half(x: Tensor) -> Tensor:
 def divisors(n: int) -> list[int]:
     """All divisors of n, for messages."""
     return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def as_dtype(x: Float[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*n"]:
+    """`x` in `dtype`: what rounding put past float16's largest number becomes that number."""
+    return (x.clamp(-HALF_MAX, HALF_MAX) if dtype == torch.float16 else x).to(dtype)

@@ -12,7 +12,7 @@ from karhunen.recipe import Recipe, Side
 from karhunen.windows.sink_recent import SinkRecent
 from karhunen.windows.small_norm import SmallNorm
 
-RATES = {4: {"bits": 4, "group": 64}, 8: {"bits": 2, "group": 128}, 12: {"bits": 1, "group": 128}}
+RATES = {4: {"bits": 4, "group": 128}, 8: {"bits": 2, "group": 128}}  # the paper's group; 1 bit: as KIVI
 
 
 def ott(bits: int = 2, group: int = 32, fraction: float = 0.5, sink: int = 4, recent: int = 128) -> Recipe:

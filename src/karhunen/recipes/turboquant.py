@@ -1,9 +1,10 @@
 """TurboQuant, the MSE variant (arXiv:2504.19874): store the norm, rotate at random, Lloyd–Max for the known marginal.
 
-Reproduced: Algorithm 1 for keys and values: a Haar rotation, the optimal scalar codebook, a float16 norm per vector;
-the mean squared error is 0.36, 0.117, 0.03, 0.009 of the norm at 1 to 4 bits. Departs: the codebook is the
-Gaussian's, to which the Beta marginal tends; the paper's 2.5 and 3.5 bits (more bits for outlier channels) are not
-offered.
+Reproduced: Algorithm 1 for keys and values: a Haar rotation, the optimal scalar codebook, a float16 norm per vector.
+Over draws of the rotation, the expected squared error of any one vector is 0.36, 0.117, 0.03, 0.009 of its squared norm
+at 1 to 4 bits; one draw serves all tokens of a head, so a given vector's error scatters about that. Departs: the
+codebook is the Gaussian's, to which the Beta marginal tends as heads grow; the paper's 2.5 and 3.5 bits (more bits for
+outlier channels) are not offered.
 """
 
 from karhunen.allocation.uniform import Uniform

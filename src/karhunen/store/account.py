@@ -4,8 +4,11 @@ ratio = bytes of the uncompressed cache in the model's dtype / bytes held
 bits per element = 8 · bytes held / cached scalars
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
+
+from torch import Tensor
 
 
 @final
@@ -58,3 +61,19 @@ class Account:
         """Uncompressed over held, for the coded tokens alone; 1 if none is coded."""
         coded = self.codes + self.side
         return self.coded_dense / coded if coded else 1.0
+
+
+def accounted(held: Mapping[str, Tensor], dense_like: Sequence[Tensor], n_tokens: int, n_coded: int) -> Account:
+    """Of the tensors `held`, whose names start with their kind; `dense_like` `[b h t d]`, one for keys and one for
+    values, say what `n_tokens` tokens would take uncompressed, `n_coded` of which are coded."""
+    size: dict[str, int] = dict.fromkeys(("codes", "side", "exact"), 0)
+    for name, tensor in held.items():
+        size[name.split(".")[0]] += tensor.nbytes
+    dense = elements = coded_elements = 0
+    for x in dense_like:
+        b, h, _, d = x.shape
+        elements += b * h * d * n_tokens
+        coded_elements += b * h * d * n_coded
+        dense += b * h * d * n_tokens * x.itemsize
+    coded_dense = dense * n_coded // n_tokens if n_tokens else 0
+    return Account(size["codes"], size["side"], size["exact"], dense, coded_dense, elements, coded_elements)

@@ -3,9 +3,9 @@
     index   0 ········ sink ················ first coded ·········· + coded ········ n
             [ exact  ][ dropped: no bytes   ][ byte planes, gains  ][ exact (recent) ]
 
-Dropped tokens count in positions and nowhere else: what is read holds the others only. A token is encoded once, when it
-leaves the window, from its exact vector; its bytes never change. What the layer holds depends on the tokens appended,
-not on how many came at a time.
+A score (`selection`) drops exact tokens, others of each head, before any is coded. Dropped tokens count in positions
+and nowhere else: what is read holds the others only. A token is encoded once, when it leaves the window, from its exact
+vector; its bytes never change. What the layer holds depends on the tokens appended, not on how many came at a time.
 """
 
 from typing import final
@@ -15,16 +15,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed, as_written
-from karhunen.quantizers.base import HALF_MAX
+from karhunen.quantizers.base import as_dtype
 from karhunen.statistics.need import SLOTS, Slot
-from karhunen.store.account import Account
+from karhunen.store.account import Account, accounted
 from karhunen.store.buffers import TokenBuffer
 from karhunen.store.decoded import Decoded
 from karhunen.store.exceptions import Exceptions
 from karhunen.store.pages import PageBuffer
 from karhunen.store.positions import Positions
+from karhunen.store.selection import Selection
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
+from karhunen.windows.score import Queries
+from karhunen.windows.top_scored import TopScored
 
 ENCODE_TOKENS = 2048  # at most this many tokens are encoded at a time, which bounds the working memory
 
@@ -49,12 +52,19 @@ class LayerStore:
         self._rows_at = Positions()
         self._exceptions: Exceptions | None = None
         self._forget_decoded()
+        self.selection = Selection(self.window) if isinstance(self.window, TopScored) else None
 
     def append(
-        self, key: Float[Tensor, "b h t d"], value: Float[Tensor, "b h t e"], offsets: Int[Tensor, " b"] | None = None
+        self,
+        key: Float[Tensor, "b h t d"],
+        value: Float[Tensor, "b h t e"],
+        offsets: Int[Tensor, " b"] | None = None,
+        queries: Queries | None = None,
     ) -> None:
-        """Add tokens at the end; those that leave the window are coded."""
+        """Add tokens at the end; those that leave the window are coded. `queries`: theirs, if the window reads them."""
         self.extend(key, value, offsets)
+        if queries is not None and self.selection and self.selection.reads_now:
+            self.selection.observe(queries, self.read()[0])
         self.flush()
 
     def extend(
@@ -67,8 +77,8 @@ class LayerStore:
         if offsets is not None:
             if self.window.drops and bool(offsets.any()):
                 raise ValueError(
-                    f"{type(self.window).__name__} drops tokens by their index and cannot serve rows padded on the "
-                    "left; run such rows one by one, or use a window that drops nothing"
+                    f"{type(self.window).__name__} drops tokens as if every row began at once and cannot serve rows "
+                    "padded on the left; run such rows one by one, or use a window that drops nothing"
                 )
             self._rows_at = self._rows_at.starting(self.n_tokens, offsets)
         for slot, given in zip(SLOTS, (key, value), strict=True):
@@ -83,12 +93,12 @@ class LayerStore:
 
     def flush(self) -> None:
         """Drop what the window drops, and code the tokens that have left it, in whole granules."""
-        if not self._recent:
+        if not self._recent or self.n_tokens == 0:
             return
+        self._choose()
         parts = self.partition
-        n_gone = parts.count(Place.DROPPED)
-        self._drop(n_gone - self._n_dropped)
-        n_leaving = n_gone + parts.count(Place.CODED) - self._n_dropped - self._n_coded
+        self._drop(parts.count(Place.DROPPED) - self._n_dropped)
+        n_leaving = parts.count(Place.CODED) - self._n_coded
         if self.codec is not None and n_leaving > 0:
             self._encode(self.codec, n_leaving)
 
@@ -107,6 +117,15 @@ class LayerStore:
             self._store(slot, parts, n_leaving)
         self._n_coded += n_leaving
         self._forget_recent(n_leaving)
+
+    def _choose(self) -> None:
+        key = self._recent["key"]
+        if self.selection is None or (left := self.selection.choose(key, self._n_sink, self.n_tokens)) is None:
+            return
+        self._n_dropped += key.shape[2] - left.shape[2]
+        for slot in SLOTS:
+            index = left[..., None].expand(-1, -1, -1, self._recent[slot].shape[3])
+            self._recent[slot] = self._recent[slot].gather(2, index)
 
     def _drop(self, n: int) -> None:
         """Give up the `n` oldest tokens after the sinks: coded ones, then exact ones."""
@@ -158,7 +177,9 @@ class LayerStore:
             self.reset()
             return
         n_sink = self._n_sink
-        if n_sink < n_tokens < n_sink + self._n_dropped:
+        if self.selection is not None:
+            self.selection.check_crop(n_tokens, self._n_dropped)
+        elif n_sink < n_tokens < n_sink + self._n_dropped:
             raise ValueError(
                 f"{self._n_dropped} tokens after the first {n_sink} were dropped, so the cache cannot end at token "
                 f"{n_tokens}; keep {n_sink + self._n_dropped} or more, or start again"
@@ -176,7 +197,7 @@ class LayerStore:
         whole = after_sink // self.codec.granule_tokens * self.codec.granule_tokens
         for slot in SLOTS:
             dense = self._decode(slot)[:, :, whole:after_sink]
-            self._recent[slot] = _finite(dense, self._recent[slot].dtype).clone()
+            self._recent[slot] = as_dtype(dense, self._recent[slot].dtype).clone()
             for buffer in self._coded[slot].values():
                 buffer.crop(whole // buffer.tokens_per_entry)
         self._forget_decoded()
@@ -186,6 +207,8 @@ class LayerStore:
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the given rows of the batch, in that order; rows may repeat."""
         self._forget_decoded()
+        if self.selection is not None:
+            self.selection.select(rows)
         for slot in self._recent:
             here = rows.to(self._recent[slot].device)
             self._sink[slot] = self._sink[slot].index_select(0, here)
@@ -213,8 +236,9 @@ class LayerStore:
 
     @property
     def partition(self) -> Partition:
-        """Where the tokens belong by the window's rule."""
-        return self.window.partition(self.n_tokens, self.codec.granule_tokens if self.codec else 1)
+        """Where the tokens belong by the window's rule; of a score's choice, those that it has left."""
+        n_tokens = self.n_tokens - (self._n_dropped if self.selection else 0)
+        return self.window.partition(n_tokens, self.codec.granule_tokens if self.codec else 1)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor held, by a name that starts with its kind; `account` counts these and nothing else."""
@@ -226,23 +250,15 @@ class LayerStore:
                 held[f"{kind}.{slot}.{name}"] = buffer.storage()
         if self._exceptions is not None:
             held |= {f"exact.exceptions.{name}": tensor for name, tensor in self._exceptions.tensors().items()}
+        if self.selection is not None and self.selection.scores is not None:
+            held["side.scores"] = self.selection.scores
         return held
 
     def account(self) -> Account:
         """Bytes by kind."""
         if not self._recent:
             return Account()
-        size: dict[str, int] = dict.fromkeys(("codes", "side", "exact"), 0)
-        for name, tensor in self.tensors().items():
-            size[name.split(".")[0]] += tensor.nbytes
-        dense = elements = coded_elements = 0
-        for slot in SLOTS:
-            b, h, _, d = self._recent[slot].shape
-            elements += b * h * d * self.n_tokens
-            coded_elements += b * h * d * self._n_coded
-            dense += b * h * d * self.n_tokens * self._recent[slot].itemsize
-        coded_dense = dense * self._n_coded // self.n_tokens if self.n_tokens else 0
-        return Account(size["codes"], size["side"], size["exact"], dense, coded_dense, elements, coded_elements)
+        return accounted(self.tensors(), tuple(self._recent.values()), self.n_tokens, self._n_coded)
 
     @property
     def _n_sink(self) -> int:
@@ -301,9 +317,4 @@ class LayerStore:
         if self._n_coded == 0:
             return torch.cat([sink, recent], dim=2)
         with as_written(recent.device):
-            return torch.cat([sink, _finite(self._decode(slot), recent.dtype), recent], dim=2)
-
-
-def _finite(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in `dtype`: what rounding put past float16's largest number becomes that number."""
-    return (x.clamp(-HALF_MAX, HALF_MAX) if dtype == torch.float16 else x).to(dtype)
+            return torch.cat([sink, as_dtype(self._decode(slot), recent.dtype), recent], dim=2)

@@ -1,13 +1,17 @@
-"""A window says which tokens are kept exact; the others leave it, in order and by age, to be coded or dropped."""
+"""A window says which tokens are kept exact; the others leave it, in order and by age, to be coded or dropped.
+
+`TopScored` drops by score, head by head, before that; its partition is that of the tokens which are left.
+"""
 
 from abc import ABC, abstractmethod
 
 from karhunen.windows.partition import Partition
+from karhunen.windows.score import Reads
 from karhunen.windows.small_norm import SmallNorm
 
 
 class Window(ABC):
-    """Decides by token index alone, so that any way of appending the same tokens gives the same partition."""
+    """A partition is decided by token index alone: any way of appending the same tokens gives the same one."""
 
     @property
     @abstractmethod
@@ -23,6 +27,11 @@ class Window(ABC):
     def drops(self) -> bool:
         """Whether tokens may end up Dropped."""
         return False
+
+    @property
+    def reads(self) -> Reads:
+        """Which forwards' queries decide what is dropped: none, the first one's, or all."""
+        return "never"
 
     @abstractmethod
     def partition(self, n_tokens: int, granule: int) -> Partition:

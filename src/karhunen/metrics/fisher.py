@@ -21,9 +21,10 @@ from karhunen.statistics.need import Need
 @final
 @dataclass(frozen=True)
 class FisherMetric(Metric):
-    """Second moment of the gradients, with a ridge."""
+    """Second moment of the gradients, with a ridge: it comes from a few thousand heavy-tailed gradients, and its weak
+    directions are noise (docs/log.md)."""
 
-    ridge: float = 3e-3
+    ridge: float = 0.1
 
     def needs(self, about: Need) -> frozenset[Need]:
         """The gradients in the frame of `about`."""

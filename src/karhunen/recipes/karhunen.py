@@ -16,7 +16,7 @@ from karhunen.transforms.klt import KLT
 from karhunen.windows.sink_recent import SinkRecent
 from karhunen.windows.small_norm import SmallNorm
 
-RATES = {4: {"bits": 4.0}, 8: {"bits": 2.0}, 12: {"bits": 1.333}}
+RATES = {4: {"bits": 4.0}, 8: {"bits": 2.0}, 12: {"bits": 1.333}, 16: {"bits": 1.0}}
 
 
 def karhunen(

@@ -112,6 +112,15 @@ def test_each_token_is_read_in_the_frame_of_its_block(
 
 
 @pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.parametrize("q", [1, 3, 11])
+@pytest.mark.parametrize("t", LENGTHS)
+def test_each_token_may_have_a_bias_of_its_own(t: int, q: int, folded: bool) -> None:
+    frames, keys, values = example(t, q=q, b=2)
+    bias = torch.randn(2, frames.shape[1], t, q, generator=torch.Generator().manual_seed(1))
+    assert_equals_naive(frames, keys, values, folded, token_bias=bias, scale=0.125, softcap=3.0)
+
+
+@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("gain", [None, "float", "levels"])
 def test_a_gain_may_be_absent_or_float_or_a_byte(gain: str | None, folded: bool) -> None:
     assert_equals_naive(*example(1000, gain=gain), folded, scale=0.125)

@@ -77,6 +77,7 @@ def byte_attention(
     values: CodedTokens,
     *,
     key_bias: Float[Tensor, "b h q n"] | None = None,
+    token_bias: Float[Tensor, "b h t q"] | None = None,
     block_tokens: int | None = None,
     first_offset: int = 0,
     scale: float = 1.0,
@@ -87,7 +88,7 @@ def byte_attention(
     folded: bool | None = None,
 ) -> Partial:
     """As `naive.byte_attention`, in float32. `n_threads`: torch's own number if None; `folded`: by `repays_folding`."""
-    require_agreement(q_frames, keys, values, key_bias, block_tokens, first_offset, mask, first_visible)
+    require_agreement(q_frames, keys, values, key_bias, token_bias, block_tokens, first_offset, mask, first_visible)
     b, h, q, n, c = q_frames.shape
     t, c_value = keys.n_tokens, values.tables.n_coefficients
     n_threads = n_threads or torch.get_num_threads()
@@ -104,6 +105,7 @@ def byte_attention(
         scale=scale, softcap=softcap or 0.0,
         q_frames=_flat(q_frames),
         key_bias=nothing if key_bias is None else _flat(key_bias),
+        token_bias=nothing if token_bias is None else _flat(token_bias),
         mask=nothing if mask is None else _flat(additive(mask, torch.float32)),
         first_visible=np.zeros(0, np.int64) if first_visible is None else _flat(first_visible, torch.int64),
     )  # fmt: skip
@@ -168,7 +170,8 @@ class _Problem(NamedTuple):
     scale: float
     softcap: float  # 0: none
     q_frames: np.ndarray
-    key_bias: np.ndarray  # empty: none; so the next two
+    key_bias: np.ndarray  # empty: none; so the next three
+    token_bias: np.ndarray  # [b h t q]
     mask: np.ndarray
     first_visible: np.ndarray
 
@@ -318,6 +321,8 @@ def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, scratch
             _scale(rows, scratch.gains, start - span, stop - start, scratch.bias, scores, out)
             start = stop
 
+        if len(problem.token_bias):
+            _add_token_bias(problem, batch, head, first_row, n_rows, span, span_end, scores)
         if problem.softcap > 0:
             _cap(scores, n_scores, problem.softcap)
         if len(problem.mask):
@@ -351,6 +356,16 @@ def _scale(rows, gains, first, n_tokens, bias, scores, out):
         store(scores, out + i, fma(load(8, scores, out + i), gain, constant))
     for i in range(n_scores // 8 * 8, n_scores):
         scores[out + i] = scores[out + i] * gains[first + i // n_rows] + bias[i % 8]
+
+
+@njit(cache=True, nogil=True)
+def _add_token_bias(problem, batch, head, first_row, n_rows, span, span_end, scores):
+    scale = np.float32(problem.scale)
+    n_here = min(n_rows, problem.q - first_row)
+    for n in range(span, span_end):
+        at = ((batch * problem.h + head) * problem.t + n) * problem.q + first_row
+        for r in range(n_here):
+            scores[(n - span) * n_rows + r] += scale * problem.token_bias[at + r]
 
 
 @njit(cache=True, nogil=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -118,6 +118,11 @@ class LayerCodec:
     def side(self, slot: Slot) -> SideCodec:
         """By name."""
         return self.key if slot == "key" else self.value
+
+    @cached_property
+    def prepared(self) -> dict[str, Any]:
+        """What a reader made of this codec, by reader: filled at first use, never stored."""
+        return {}
 
     @cached_property
     def granule_tokens(self) -> int:

@@ -15,13 +15,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed, as_written
-from karhunen.quantizers.base import HALF_MAX
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.account import Account
 from karhunen.store.buffers import TokenBuffer
 from karhunen.store.exceptions import Exceptions
 from karhunen.store.pages import PageBuffer
 from karhunen.store.positions import Positions
+from karhunen.store.snapshot import Snapshot
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
 
@@ -124,8 +124,8 @@ class LayerStore:
 
     def read(self) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t e"]]:
         """Dense keys and values of all tokens held, in the dtype they came in; coded ones are decoded."""
-        key, value = (self._read(slot) for slot in SLOTS)
-        return key, value
+        held = self.snapshot()
+        return held.dense(self.codec, "key"), held.dense(self.codec, "value")
 
     def packed(self, slot: Slot) -> Packed | None:
         """The coded tokens of one side, None if there are none."""
@@ -133,6 +133,19 @@ class LayerStore:
             return None
         parts = {name: buffer.view() for name, buffer in self._coded[slot].items()}
         return Packed(parts.pop("planes"), parts)
+
+    def snapshot(self) -> Snapshot:
+        """What is held now, without a copy; appending more changes nothing in it."""
+        packed = {slot: made for slot in SLOTS if (made := self.packed(slot)) is not None}
+        return Snapshot(
+            dict(self._sink),
+            dict(self._recent),
+            packed or None,
+            self._exceptions,
+            self._rows_at,
+            self._n_coded,
+            self._n_dropped,
+        )
 
     @property
     def exceptions(self) -> Exceptions | None:
@@ -169,9 +182,9 @@ class LayerStore:
             return
         assert self.codec is not None, "only a codec codes tokens"
         whole = after_sink // self.codec.granule_tokens * self.codec.granule_tokens
+        held = self.snapshot()
         for slot in SLOTS:
-            dense = self._decode(slot)[:, :, whole:after_sink]
-            self._recent[slot] = _finite(dense, self._recent[slot].dtype).clone()
+            self._recent[slot] = held.coded(self.codec, slot)[:, :, whole:after_sink].clone()
             for buffer in self._coded[slot].values():
                 buffer.crop(whole // buffer.tokens_per_entry)
         self._n_coded = whole
@@ -268,21 +281,3 @@ class LayerStore:
                 empty = PageBuffer(paged) if paged else TokenBuffer(n_tokens // joined.shape[-1])
                 self._coded[slot][name] = empty
             self._coded[slot][name].append(joined)
-
-    def _decode(self, slot: Slot) -> Tensor:
-        packed = self.packed(slot)
-        assert self.codec is not None and packed is not None, "nothing is coded"
-        dense = self.codec.side(slot).decode(packed, self._positions(0, self._n_coded))
-        return dense if self._exceptions is None else self._exceptions.put_over(dense, slot)
-
-    def _read(self, slot: Slot) -> Tensor:
-        sink, recent = self.exact(slot)
-        if self._n_coded == 0:
-            return torch.cat([sink, recent], dim=2)
-        with as_written(recent.device):
-            return torch.cat([sink, _finite(self._decode(slot), recent.dtype), recent], dim=2)
-
-
-def _finite(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in `dtype`: what rounding put past float16's largest number becomes that number."""
-    return (x.clamp(-HALF_MAX, HALF_MAX) if dtype == torch.float16 else x).to(dtype)

@@ -1,0 +1,130 @@
+"""What a query becomes before it meets coded keys: one vector of coefficients for each block, and a term per token.
+
+    q'_b = Aᵀ R(−n₀) q,     bias_n = (R(−n₀) q)ᵀ (ν + R(n − n₀) μ)        A inverse transform, ν its offset, μ the frame's mean
+
+R(−n₀) q is linear in the cosines and sines of n₀, so all blocks of a query are one product,
+[blocks, cos | sin | 1] · [cos | sin | 1, coefficients], whose right side is made of the query once.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from karhunen.attention.absorbed import InverseMap
+from karhunen.codec import SideCodec
+from karhunen.statistics.rotary import Rotary
+
+CACHED_CHUNKS = 64  # tables of cosines kept: as many chunks of the longest cache, shared by layers that turn alike
+
+
+@final
+@dataclass(frozen=True)
+class Turned:
+    """Columns of `[h d c]` arranged for rotation: the halves of each pair and what does not turn."""
+
+    first: Float[Tensor, "h p c"]
+    second: Float[Tensor, "h p c"]
+    rest: Float[Tensor, "h s c"]
+
+
+@final
+@dataclass(frozen=True)
+class FrameQueries:
+    """One layer's keys. `bias` has a column per offset in the block where the mean turns, else one, else none."""
+
+    matrix: Float[Tensor, "h d c"]
+    bias: Float[Tensor, "h d k"]
+    rotary: Rotary | None
+    block_tokens: int | None
+
+    @classmethod
+    def of(cls, side: SideCodec, inverse: InverseMap, dtype: torch.dtype) -> "FrameQueries":
+        """ValueError where the mean of an endless frame turns: its term has no block to repeat in."""
+        turning = side.rotary is not None and side.frame.needs_rotary
+        offset = inverse.offset[..., None]
+        if side.mean is not None:
+            mean = side.mean.to(offset)
+            if side.rotary is not None and not turning:
+                raise ValueError("the mean of a post-RoPE frame turns with every position")
+            if turning:
+                assert side.rotary is not None and side.frame.block_tokens is not None, "a turning frame has blocks"
+                places = torch.arange(side.frame.block_tokens)
+                turned = side.rotary.rotate(mean[:, None].expand(-1, len(places), -1), places)
+                offset = offset + turned.mT.to(offset.dtype)
+            else:
+                offset = offset + mean[..., None]
+        bias = offset if bool(offset.any()) else offset[..., :0]
+        return cls(
+            inverse.matrix.mT.to(dtype).contiguous(),
+            bias.to(dtype).contiguous(),
+            side.rotary if turning else None,
+            side.frame.block_tokens if turning else None,
+        )
+
+    @property
+    def bias_per_token(self) -> bool:
+        """Whether the term differs within a block."""
+        return self.bias.shape[-1] > 1
+
+    def lay_out(self, query: Float[Tensor, "b h r d"]) -> tuple[Tensor, Tensor]:
+        """The right sides of the products: for coefficients [b h r s c], for biases [b h s kr]; s = 1 without rotation."""
+        if self.rotary is None:
+            return (query @ self.matrix)[..., None, :], (query @ self.bias).mT.flatten(2)[..., None, :]
+        matrix, bias = self._turned
+        a, b, rest = _pairs(query, self.rotary)
+        k = self.bias.shape[-1]
+        spread = [x.mT[..., None, :] for x in (a, b, rest)]  # [b h p 1 r]
+        columns = [m[..., None] for m in (bias.first, bias.second, bias.rest)]  # [h p k 1]
+        coefficients = _combine(
+            [x[..., None] for x in (a, b, rest)], [m[:, None] for m in (matrix.first, matrix.second, matrix.rest)], -2
+        )
+        return coefficients, _combine(spread, columns, -3).flatten(3) if k else query.new_zeros(*query.shape[:2], 1, 0)
+
+    def blocks(self, first: int, n: int, dtype: torch.dtype) -> Float[Tensor, "n s"]:
+        """The left side for blocks `first` … `first + n`."""
+        if self.rotary is None:
+            return torch.ones(1, 1, dtype=dtype)
+        assert self.block_tokens is not None, "a turning frame has blocks"
+        return _angles(self._frequencies, self.block_tokens, first, n, dtype)
+
+    @cached_property
+    def _frequencies(self) -> tuple[float, ...]:
+        assert self.rotary is not None, "only a rotation has frequencies"
+        return tuple(self.rotary.inv_freq.double().tolist())
+
+    @cached_property
+    def _turned(self) -> tuple[Turned, Turned]:
+        assert self.rotary is not None, "only a rotation has pairs"
+        matrix, bias = (
+            Turned(*(x.mT.contiguous() for x in _pairs(m.mT, self.rotary))) for m in (self.matrix, self.bias)
+        )
+        return matrix, bias
+
+
+def _combine(query: list[Tensor], columns: list[Tensor], along: int) -> Tensor:
+    """cos, sin and constant parts of (R(−n₀) q)ᵀ columns: R turns (a, b) to (a cos + b sin, b cos − a sin)."""
+    (a, b, rest), (first, second, still) = query, columns
+    cos = torch.addcmul(a * first, b, second)
+    sin = torch.addcmul(b * first, a, second, value=-1)
+    return torch.cat([cos, sin, (rest * still).sum(along, keepdim=True)], dim=along)
+
+
+def _pairs(x: Float[Tensor, "*b d"], rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+    start, end = rotary.offset, rotary.offset + rotary.n_rotated
+    turned = x[..., start:end]
+    if rotary.interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+    else:
+        a, b = turned.chunk(2, dim=-1)
+    return a, b, torch.cat([x[..., :start], x[..., end:]], dim=-1)
+
+
+@lru_cache(maxsize=CACHED_CHUNKS)
+def _angles(frequencies: tuple[float, ...], block_tokens: int, first: int, n: int, dtype: torch.dtype) -> Tensor:
+    starts = torch.arange(first, first + n, dtype=torch.float64) * block_tokens
+    angle = starts[:, None] * torch.tensor(frequencies, dtype=torch.float64)
+    return torch.cat([angle.cos(), angle.sin(), torch.ones(n, 1, dtype=torch.float64)], dim=-1).to(dtype)

@@ -1,0 +1,75 @@
+"""What a layer holds at one moment: the exact tensors and views of the bytes. Later appends do not change it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import torch
+from karhunen.codec import LayerCodec, Packed, as_written
+from karhunen.quantizers.base import HALF_MAX
+from karhunen.statistics.need import Slot
+from karhunen.store.exceptions import Exceptions
+from karhunen.store.positions import Positions
+
+
+@final
+@dataclass(frozen=True)
+class Snapshot:
+    """Sinks, coded tokens, recent tokens, in this order; `n_dropped` more stood between sinks and coded ones.
+
+    `packed` is None where nothing is coded; `exceptions` are coded tokens that are held exact as well.
+    """
+
+    sink: Mapping[Slot, Tensor]
+    recent: Mapping[Slot, Tensor]
+    packed: Mapping[Slot, Packed] | None
+    exceptions: Exceptions | None
+    rows_at: Positions
+    n_coded: int
+    n_dropped: int
+
+    @property
+    def n_sink(self) -> int:
+        """Exact tokens before the coded ones."""
+        return self.sink["key"].shape[2]
+
+    @property
+    def n_held(self) -> int:
+        """Tokens that can be read."""
+        return self.n_sink + self.n_coded + self.recent["key"].shape[2]
+
+    @property
+    def batch(self) -> int:
+        """Rows."""
+        return self.recent["key"].shape[0]
+
+    def offsets(self, start: int, stop: int) -> list[tuple[int, int, Int[Tensor, " b"]]]:
+        """Runs `(first, last, first position)` of coded tokens `start` … `stop`: within each, positions rise by one."""
+        shift = self.n_sink + self.n_dropped
+        device = self.recent["key"].device
+        edges = sorted({start, stop, *(i - shift for i, _ in self.rows_at.runs if start < i - shift < stop)})
+        return [
+            (a, b, self.rows_at.at(shift + a, shift + a + 1, self.batch, device)[:, 0])
+            for a, b in zip(edges, edges[1:], strict=False)
+        ]
+
+    def dense(self, codec: LayerCodec | None, slot: Slot) -> Float[Tensor, "b h t d"]:
+        """All tokens held, in the dtype they came in; coded ones are decoded."""
+        sink, recent = self.sink[slot], self.recent[slot]
+        if self.packed is None:
+            return torch.cat([sink, recent], dim=2)
+        assert codec is not None, "only a codec codes tokens"
+        with as_written(recent.device):
+            return torch.cat([sink, self.coded(codec, slot).to(recent.dtype), recent], dim=2)
+
+    def coded(self, codec: LayerCodec, slot: Slot) -> Float[Tensor, "b h t d"]:
+        """The coded tokens, exact ones in their places; what float16 cannot hold becomes its largest number."""
+        assert self.packed is not None, "nothing is coded"
+        recent, shift = self.recent[slot], self.n_sink + self.n_dropped
+        positions = self.rows_at.at(shift, shift + self.n_coded, self.batch, recent.device)
+        made = codec.side(slot).decode(self.packed[slot], positions)
+        made = made if self.exceptions is None else self.exceptions.put_over(made, slot)
+        return (made.clamp(-HALF_MAX, HALF_MAX) if recent.dtype == torch.float16 else made).to(recent.dtype)

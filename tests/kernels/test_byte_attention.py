@@ -1,5 +1,7 @@
 """Attention from bytes: the kernel is its definition, and parts of a softmax merge into the whole."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -113,11 +115,22 @@ def test_each_token_is_read_in_the_frame_of_its_block(
 
 @pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("q", [1, 3, 11])
-@pytest.mark.parametrize("t", LENGTHS)
-def test_each_token_may_have_a_bias_of_its_own(t: int, q: int, folded: bool) -> None:
-    frames, keys, values = example(t, q=q, b=2)
-    bias = torch.randn(2, frames.shape[1], t, q, generator=torch.Generator().manual_seed(1))
-    assert_equals_naive(frames, keys, values, folded, token_bias=bias, scale=0.125, softcap=3.0)
+@pytest.mark.parametrize(("t", "first_offset"), [(1, 63), (63, 1), (64, 0), (1000, 40)])
+def test_each_token_of_a_block_may_have_a_bias_of_its_own(t: int, first_offset: int, q: int, folded: bool) -> None:
+    blocks = {"block_tokens": 64, "first_offset": first_offset}
+    frames, keys, values = example(t, q=q, b=2, **blocks)
+    bias = torch.randn(*frames.shape[:-1], 64, generator=torch.Generator().manual_seed(1))
+    assert_equals_naive(frames, keys, values, folded, offset_bias=bias, scale=0.125, softcap=3.0, **blocks)
+
+
+@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
+def test_entries_finer_than_float16_keep_their_value(folded: bool) -> None:
+    frames, keys, values = example(200)
+    finer = [
+        replace(side, tables=replace(side.tables, entries=side.tables.entries.float() * 1.001))
+        for side in (keys, values)
+    ]
+    assert_equals_naive(frames, *finer, folded, scale=0.125)
 
 
 @pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)

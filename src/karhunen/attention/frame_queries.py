@@ -6,12 +6,12 @@ R(−n₀) q is linear in the cosines and sines of n₀, so all blocks of a quer
 [blocks, cos | sin | 1] · [cos | sin | 1, coefficients], whose right side is made of the query once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.attention.absorbed import InverseMap
@@ -65,31 +65,34 @@ class FrameQueries:
             side.frame.block_tokens if turning else None,
         )
 
-    @property
-    def bias_per_token(self) -> bool:
-        """Whether the term differs within a block."""
-        return self.bias.shape[-1] > 1
+    def with_columns(self, index: Int[Tensor, "h c"]) -> "FrameQueries":
+        """Coefficients in this order, which may repeat them."""
+        d = self.matrix.shape[1]
+        return replace(self, matrix=self.matrix.gather(2, index[:, None].expand(-1, d, -1)).contiguous())
 
-    def lay_out(self, query: Float[Tensor, "b h r d"]) -> tuple[Tensor, Tensor]:
-        """The right sides of the products: for coefficients [b h r s c], for biases [b h s kr]; s = 1 without rotation."""
+    def lay_out(self, query: Float[Tensor, "b h r d"]) -> Float[Tensor, "b h r s w"]:
+        """The right side of the product; columns of `matrix`, then of `bias`, then 8 unused. s = 1 without rotation."""
+        b, h, r, _ = query.shape
         if self.rotary is None:
-            return (query @ self.matrix)[..., None, :], (query @ self.bias).mT.flatten(2)[..., None, :]
-        matrix, bias = self._turned
-        a, b, rest = _pairs(query, self.rotary)
-        k = self.bias.shape[-1]
-        spread = [x.mT[..., None, :] for x in (a, b, rest)]  # [b h p 1 r]
-        columns = [m[..., None] for m in (bias.first, bias.second, bias.rest)]  # [h p k 1]
-        coefficients = _combine(
-            [x[..., None] for x in (a, b, rest)], [m[:, None] for m in (matrix.first, matrix.second, matrix.rest)], -2
-        )
-        return coefficients, _combine(spread, columns, -3).flatten(3) if k else query.new_zeros(*query.shape[:2], 1, 0)
+            return (query @ self._columns.rest)[..., None, :]
+        p, w = self._columns.first.shape[-2:]
+        made = query.new_empty(b, h, r, 2 * p + self._has_rest, w)
+        x, y, rest = _pairs(query, self.rotary)
+        x, y, first, second = x[..., None], y[..., None], self._columns.first[:, None], self._columns.second[:, None]
+        # R(−n₀) turns the pair (x, y) to (x cos + y sin, y cos − x sin)
+        torch.mul(x, first, out=made[..., :p, :]).addcmul_(y, second)
+        torch.mul(y, first, out=made[..., p : 2 * p, :]).addcmul_(x, second, value=-1)
+        if self._has_rest:
+            made[..., 2 * p, :] = rest @ self._columns.rest
+        return made
 
     def blocks(self, first: int, n: int, dtype: torch.dtype) -> Float[Tensor, "n s"]:
         """The left side for blocks `first` … `first + n`."""
         if self.rotary is None:
             return torch.ones(1, 1, dtype=dtype)
         assert self.block_tokens is not None, "a turning frame has blocks"
-        return _angles(self._frequencies, self.block_tokens, first, n, dtype)
+        angles = _angles(self._frequencies, self.block_tokens, first, n, dtype)
+        return angles if self._has_rest else angles[:, :-1]
 
     @cached_property
     def _frequencies(self) -> tuple[float, ...]:
@@ -97,20 +100,16 @@ class FrameQueries:
         return tuple(self.rotary.inv_freq.double().tolist())
 
     @cached_property
-    def _turned(self) -> tuple[Turned, Turned]:
-        assert self.rotary is not None, "only a rotation has pairs"
-        matrix, bias = (
-            Turned(*(x.mT.contiguous() for x in _pairs(m.mT, self.rotary))) for m in (self.matrix, self.bias)
-        )
-        return matrix, bias
+    def _has_rest(self) -> bool:
+        return self._columns.rest.shape[1] > 0
 
-
-def _combine(query: list[Tensor], columns: list[Tensor], along: int) -> Tensor:
-    """cos, sin and constant parts of (R(−n₀) q)ᵀ columns: R turns (a, b) to (a cos + b sin, b cos − a sin)."""
-    (a, b, rest), (first, second, still) = query, columns
-    cos = torch.addcmul(a * first, b, second)
-    sin = torch.addcmul(b * first, a, second, value=-1)
-    return torch.cat([cos, sin, (rest * still).sum(along, keepdim=True)], dim=along)
+    @cached_property
+    def _columns(self) -> Turned:
+        unused = self.matrix.new_zeros(*self.matrix.shape[:2], 8)
+        columns = torch.cat([self.matrix, self.bias, unused], dim=-1)
+        if self.rotary is None:
+            return Turned(columns[:, :0], columns[:, :0], columns)
+        return Turned(*(x.mT.contiguous() for x in _pairs(columns.mT, self.rotary)))
 
 
 def _pairs(x: Float[Tensor, "*b d"], rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:

@@ -146,7 +146,7 @@ def _coded(
             continue
         by_row = [
             _read(
-                reader, held.packed, slice(r, r + 1), start, stop, int(first[r]), tuple(x[r : r + 1] for x in laid_out),
+                reader, held.packed, slice(r, r + 1), start, stop, int(first[r]), laid_out[r : r + 1],
                 None if visible is None else visible[r : r + 1], settings,
             )
             for r in range(held.batch)
@@ -184,33 +184,26 @@ def _visible(
 
 
 def _read(
-    reader: Reader, packed: Any, rows: slice, start: int, stop: int, first: int, laid_out: tuple[Tensor, ...],
+    reader: Reader, packed: Any, rows: slice, start: int, stop: int, first: int, laid_out: Tensor,
     mask: Tensor | None, settings: dict[str, Any],
 ) -> Partial:  # fmt: skip
     """One chunk of rows whose tokens `start` … `stop` stand at positions from `first` on, in value coefficients."""
     frames = reader.frames
     assert frames is not None, "a reader of coded tokens has frames"
-    coefficients, biases = laid_out
-    b, h, r, _, c = coefficients.shape
+    b, h, r = laid_out.shape[:3]
+    c, k = frames.matrix.shape[-1], frames.bias.shape[-1]
     block = frames.block_tokens
     first_block = 0 if block is None else first // block
     skipped = 0 if block is None else first - first_block * block
     n_blocks = 1 if block is None else (stop - start - 1 + skipped) // block + 1
-    left = frames.blocks(first_block, n_blocks, coefficients.dtype)
-    queries = left @ coefficients  # [b h r n c]
-    key_bias = token_bias = None
-    if biases.shape[-1]:
-        terms = (left @ biases).unflatten(-1, (-1, r))  # [b h n k r]
-        if frames.bias_per_token:
-            token_bias = terms.flatten(2, 3)[:, :, skipped : skipped + stop - start]
-        else:
-            key_bias = terms.squeeze(3).mT
+    made = frames.blocks(first_block, n_blocks, laid_out.dtype) @ laid_out  # [b h r n c+k+8]
     if reader.codec.key.frame.joined:
-        queries = queries.reshape(b, 1, h * r, n_blocks, c)
-        key_bias = None if key_bias is None else key_bias.reshape(b, 1, h * r, n_blocks)
-        token_bias = None if token_bias is None else token_bias.permute(0, 2, 1, 3).reshape(b, 1, -1, h * r)
+        made = made.reshape(b, 1, h * r, n_blocks, -1)
+    queries, bias = made[..., :c], made[..., c : c + k]
+    key_bias = bias.squeeze(-1) if k and k != block else None
+    offset_bias = bias if k and k == block else None
     terms = {
-        "key_bias": key_bias, "token_bias": token_bias, "block_tokens": block, "first_offset": skipped, "mask": mask,
+        "key_bias": key_bias, "offset_bias": offset_bias, "block_tokens": block, "first_offset": skipped, "mask": mask,
         **settings,
     }  # fmt: skip
     sides = [(_rows_of(packed[slot], rows, start, stop, reader.codec.side(slot))) for slot in ("key", "value")]
@@ -249,7 +242,7 @@ def _read_coefficients(
     n_heads: int,
     *,
     key_bias: Tensor | None,
-    token_bias: Tensor | None,
+    offset_bias: Tensor | None,
     block_tokens: int | None,
     first_offset: int,
     mask: Tensor | None,
@@ -263,8 +256,8 @@ def _read_coefficients(
     blocks = torch.nn.functional.pad(y[..., :c].to(dtype), (0, 0, first_offset, n * size - t - first_offset))
     scores = torch.einsum("bgrnc,bgnkc->bgrnk", queries, blocks.unflatten(2, (n, size)))
     scores = scores if key_bias is None else scores + key_bias[..., None]
+    scores = scores if offset_bias is None else scores + offset_bias
     scores = scores.flatten(3)[..., first_offset : first_offset + t]
-    scores = scores if token_bias is None else scores + token_bias.mT
     scores = scores.reshape(b, n_heads, -1, t) * scale
     scores = scores if softcap is None else softcap * (scores / softcap).tanh()
     scores = scores if mask is None else scores + additive(mask, dtype)[:, None, None]

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Literal, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.attention.absorbed import Absorbed, InverseMap
@@ -30,10 +30,13 @@ Mode = Literal["bytes", "coefficients", "decoded"]
 @final
 @dataclass(frozen=True)
 class ByteSide:
-    """One side's tables over the coefficients that are coded at all, and what its gain bytes mean."""
+    """One side's tables with a coefficient of its own for each column, and what its gain bytes mean.
+
+    `column` says which coefficient of the transform each stands for; unused ones, up to the widest head, are 0.
+    """
 
     tables: ByteTables
-    kept: Tensor
+    column: Int[Tensor, "g c"]
     gain_levels: Float[Tensor, " 256"] | None
 
     @classmethod
@@ -47,9 +50,19 @@ class ByteSide:
         tables = quantizer.byte_tables
         if tables is None:
             return "its codeword tables do not have 256 entries each"
-        kept, index = tables.coefficient.unique(return_inverse=True)
+        starts = [tables.column_start[plane] for plane in tables.plane_start]
+        heads = list(zip(starts, starts[1:], strict=False))
+        widest = max(stop - start for start, stop in heads)
+        column = torch.zeros(len(heads), widest, dtype=torch.int64)
+        for head, (start, stop) in enumerate(heads):
+            column[head, : stop - start] = tables.coefficient[start:stop]
+        own = torch.cat([torch.arange(stop - start) for start, stop in heads])
         levels = gain_values(torch.arange(256, dtype=torch.uint8)) if quantizer.gain == "log8" else None
-        return cls(replace(tables, coefficient=index, n_coefficients=len(kept)), kept, levels)
+        return cls(replace(tables, coefficient=own, n_coefficients=widest), column, levels)
+
+    def of_heads(self, n_heads: int) -> Int[Tensor, "h c"]:
+        """`column` of each head; joined heads share one."""
+        return self.column.expand(n_heads, -1)
 
 
 @final
@@ -91,10 +104,10 @@ class Reader:
             codec,
             "bytes",
             "",
-            replace(frames, matrix=frames.matrix[..., key.kept].contiguous()),
+            frames.with_columns(key.of_heads(codec.key.n_heads)),
             key,
             value,
-            replace(to_vectors, matrix=to_vectors.matrix[:, value.kept].contiguous()),
+            replace(to_vectors, matrix=_rows(to_vectors.matrix, value.of_heads(codec.value.n_heads))),
         )
 
     @cached_property
@@ -104,6 +117,10 @@ class Reader:
             return f"{self.mode} ({self.reason})"
         choice = choose_path("cpu")
         return f"bytes, {choice.path} path ({choice.reason})"
+
+
+def _rows(matrix: Float[Tensor, "h r d"], index: Int[Tensor, "h c"]) -> Float[Tensor, "h c d"]:
+    return matrix.gather(1, index[..., None].expand(-1, -1, matrix.shape[-1])).contiguous()
 
 
 def reader_of(codec: LayerCodec, held: Snapshot) -> Reader:

@@ -74,6 +74,13 @@ class ByteTables:
         return self.entries[:, columns], self.coefficient[columns]
 
     @cached_property
+    def in_order(self) -> bool:
+        """Whether every head's columns name coefficients 0, 1, 2, …"""
+        starts = [self.column_start[plane] for plane in self.plane_start]
+        heads = zip(starts, starts[1:], strict=False)
+        return all(torch.equal(self.coefficient[a:b].long(), torch.arange(b - a)) for a, b in heads)
+
+    @cached_property
     def half_norms(self) -> Float[Tensor, "s 256"]:
         """Half the squared length of every entry, rounded once to float32: one number for all kernels and machines."""
         squares = self.entries.double().square() / 2

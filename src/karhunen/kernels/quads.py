@@ -18,6 +18,7 @@ class Quads(NamedTuple):
     entries: np.ndarray  # [quad][256][4]
     columns: np.ndarray  # [quad][4][256]
     coefficient: np.ndarray  # [quad][4]; 0 where padded, for entries there are 0
+    column: np.ndarray  # [quad][4]; the column among its head's; 0 where padded
     quad_plane: np.ndarray  # [quad]
     head_quads: np.ndarray  # [h + 1]
     plane_quads: np.ndarray  # [plane + 1]; the padding at the end of a head belongs to no plane
@@ -33,7 +34,7 @@ def quads_of(tables: ByteTables) -> Quads:
 
 
 def _cut(tables: ByteTables) -> Quads:
-    entries, coefficient, quad_plane = [], [], []
+    entries, coefficient, column, quad_plane = [], [], [], []
     head_quads, plane_quads, plane_end = [0], [], []
     for head in range(tables.n_heads):
         for j in range(tables.plane_start[head], tables.plane_start[head + 1]):
@@ -43,11 +44,14 @@ def _cut(tables: ByteTables) -> Quads:
                 width = min(4, len(index) - first)
                 entries.append(torch.nn.functional.pad(table[:, first : first + 4].float(), (0, 4 - width)))
                 coefficient.append(torch.nn.functional.pad(index[first : first + 4].long(), (0, 4 - width)))
+                at = tables.column_start[j] - tables.column_start[tables.plane_start[head]] + first
+                column.append(torch.nn.functional.pad(torch.arange(at, at + width), (0, 4 - width)))
                 quad_plane.append(j)
             plane_end.append(len(entries))
         if len(entries) % 2:
             entries.append(torch.zeros(256, 4))
             coefficient.append(torch.zeros(4, dtype=torch.long))
+            column.append(torch.zeros(4, dtype=torch.long))
             quad_plane.append(quad_plane[-1])
         head_quads.append(len(entries))
     stacked = torch.stack(entries) if entries else torch.zeros(0, 256, 4)
@@ -55,6 +59,7 @@ def _cut(tables: ByteTables) -> Quads:
         entries=_flat(stacked),
         columns=_flat(stacked.mT),
         coefficient=_flat(torch.cat(coefficient), torch.int64) if entries else np.zeros(0, np.int64),
+        column=_flat(torch.cat(column), torch.int64) if entries else np.zeros(0, np.int64),
         quad_plane=np.array(quad_plane, np.int64),
         head_quads=np.array(head_quads, np.int64),
         plane_quads=np.array(plane_quads, np.int64),

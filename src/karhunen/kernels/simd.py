@@ -110,17 +110,16 @@ def spread(typingctx, rows, array, i):
 
 
 @intrinsic
-def load_pair(typingctx, array, i, j):
-    """Eight lanes: four from array[i], four from array[j]."""
+def entry(typingctx, array, i):
+    """Eight lanes from array[i], …: of float32, or of float16 held as int16."""
+    kind, align = (F16, 2) if array.dtype == types.int16 else (F32, 4)
 
     def codegen(context, builder, signature, args):
-        four = ir.VectorType(F32, 4)
-        low, high = (
-            _load(builder, _element(context, builder, signature.args[0], args[0], k, F32), four, 4) for k in args[1:]
-        )
-        return _shuffle(builder, low, high, range(8))
+        pointer = _element(context, builder, signature.args[0], args[0], args[1], kind)
+        value = _load(builder, pointer, ir.VectorType(kind, 8), align)
+        return value if kind is F32 else builder.fpext(value, ir.VectorType(F32, 8))
 
-    return Vector(8)(array, types.int64, types.int64), codegen
+    return Vector(8)(array, types.int64), codegen
 
 
 @intrinsic

@@ -30,18 +30,19 @@ from karhunen.kernels.byte_attention.inputs import (
 )
 from karhunen.kernels.byte_attention.naive import additive
 from karhunen.kernels.byte_tables import ByteTables
+from karhunen.kernels.octets import Octets, octets_of
 from karhunen.kernels.quads import Quads, quads_of
 from karhunen.kernels.simd import (
     ROWS,
     add,
     byte,
     divide,
+    entry,
     exp,
     fma,
     four_bytes,
     load,
     load_half,
-    load_pair,
     maximum,
     mul,
     splat,
@@ -57,9 +58,9 @@ softmax weight carries the score's absolute error as a relative one; means and l
 
 SPAN = 512
 """Tokens of one softmax step: their scores of 8 rows take 16 KiB, half of a common first-level cache."""
-PASS_QUADS = 8
-"""Even. A pass of the direct path reads at most this many planes at once: their tokens are often a power of two bytes
-apart, where a first-level cache of eight ways keeps no more lines."""
+PASS_OCTETS = 8
+"""A pass of the direct path reads at most this many planes at once: their tables of 4 KiB fill a first-level cache, and
+their tokens are often a power of two bytes apart, where a cache of eight ways keeps no more lines."""
 SLACK = 16.0
 """How far a score may exceed the softmax reference: e^16 times 2^20 tokens is far from float32's end."""
 
@@ -77,7 +78,7 @@ def byte_attention(
     values: CodedTokens,
     *,
     key_bias: Float[Tensor, "b h q n"] | None = None,
-    token_bias: Float[Tensor, "b h t q"] | None = None,
+    offset_bias: Float[Tensor, "b h q n k"] | None = None,
     block_tokens: int | None = None,
     first_offset: int = 0,
     scale: float = 1.0,
@@ -88,7 +89,7 @@ def byte_attention(
     folded: bool | None = None,
 ) -> Partial:
     """As `naive.byte_attention`, in float32. `n_threads`: torch's own number if None; `folded`: by `repays_folding`."""
-    require_agreement(q_frames, keys, values, key_bias, token_bias, block_tokens, first_offset, mask, first_visible)
+    require_agreement(q_frames, keys, values, key_bias, offset_bias, block_tokens, first_offset, mask, first_visible)
     b, h, q, n, c = q_frames.shape
     t, c_value = keys.n_tokens, values.tables.n_coefficients
     n_threads = n_threads or torch.get_num_threads()
@@ -98,18 +99,22 @@ def byte_attention(
     if folded is None:
         folded = repays_folding(keys.tables, len(rows), min(block_tokens or t, -(-t // n_splits)))
 
+    key_side, value_side = _side(keys), _side(values)
+    frame_rows, frame_stride = _in_columns(q_frames, keys.tables)
+    bias_rows, bias_stride = (np.zeros(0, np.float32), 0) if offset_bias is None else _rows_of(offset_bias)
     nothing = np.zeros(0, np.float32)
     problem = _Problem(
         h=h, q=q, t=t, n=n, c=c, c_value=c_value, n_chunks=n_chunks, n_splits=n_splits,
         block_tokens=block_tokens or 0, first_offset=first_offset, folded=folded,
         scale=scale, softcap=softcap or 0.0,
-        q_frames=_flat(q_frames),
+        q_frames=frame_rows,
+        q_frame_stride=frame_stride,
         key_bias=nothing if key_bias is None else _flat(key_bias),
-        token_bias=nothing if token_bias is None else _flat(token_bias),
+        offset_bias=nothing if offset_bias is None else bias_rows,
+        offset_bias_stride=bias_stride,
         mask=nothing if mask is None else _flat(additive(mask, torch.float32)),
         first_visible=np.zeros(0, np.int64) if first_visible is None else _flat(first_visible, torch.int64),
     )  # fmt: skip
-    key_side, value_side = _side(keys), _side(values)
     mean = torch.empty(n_splits, b, h, q, c_value)
     log_sum = torch.empty(n_splits, b, h, q)
 
@@ -151,7 +156,7 @@ def repays_folding(tables: ByteTables, n_rows: int, fold_tokens: int) -> bool:
     n_quads = len(prepared.quad_plane)
     fold = n_quads * (65.0 if n_rows == 1 else 250.0)
     look_up = tables.n_planes * (0.27 + 0.03 * n_rows) * fold_tokens
-    multiply = n_quads * (0.45 + 0.13 * n_rows) * fold_tokens
+    multiply = len(octets_of(tables).plane) * (0.6 + 0.2 * n_rows) * fold_tokens
     return fold + look_up < multiply
 
 
@@ -169,9 +174,11 @@ class _Problem(NamedTuple):
     folded: bool
     scale: float
     softcap: float  # 0: none
-    q_frames: np.ndarray
+    q_frames: np.ndarray  # a row per block and query row, `q_frame_stride` apart; in the order of the columns
+    q_frame_stride: int
     key_bias: np.ndarray  # empty: none; so the next three
-    token_bias: np.ndarray  # [b h t q]
+    offset_bias: np.ndarray  # a row per block and query row, `offset_bias_stride` apart
+    offset_bias_stride: int
     mask: np.ndarray
     first_visible: np.ndarray
 
@@ -188,6 +195,7 @@ class _Side(NamedTuple):
     gain_head_stride: int
     gain_levels: np.ndarray
     tables: Quads
+    octets: Octets
 
 
 class _Scratch(NamedTuple):
@@ -204,6 +212,7 @@ class _Scratch(NamedTuple):
     largest: np.ndarray
     lanes: np.ndarray
     total: np.ndarray  # [row], float64
+    frames: np.ndarray  # [row], where each row's q' begins
 
 
 def _scratch(rows: tuple[int, ...], keys: Quads, values: Quads) -> _Scratch:
@@ -217,7 +226,36 @@ def _scratch(rows: tuple[int, ...], keys: Quads, values: Quads) -> _Scratch:
         SPAN + 8,
         *[8] * 4,
     )
-    return _Scratch(*(np.empty(size, np.float32) for size in sizes), np.empty(n_rows))
+    return _Scratch(*(np.empty(size, np.float32) for size in sizes), np.empty(n_rows), np.empty(n_rows, np.int64))
+
+
+def _in_columns(q_frames: Tensor, tables: ByteTables) -> tuple[np.ndarray, int]:
+    """Frames in the order of each head's columns, as rows some stride apart; a copy only where the order differs.
+
+    Eight floats past the last row may be read, for tables that are zero there, so a row may end with its neighbour's.
+    """
+    if tables.in_order:
+        return _rows_of(q_frames)
+    starts = [tables.column_start[plane] for plane in tables.plane_start]
+    widest = max(stop - start for start, stop in zip(starts, starts[1:], strict=False))
+    made = q_frames.new_zeros(*q_frames.shape[:-1], widest, dtype=torch.float32)
+    for head, (start, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+        made[:, head, ..., : stop - start] = q_frames[:, head].index_select(-1, tables.coefficient[start:stop].long())
+    return _rows_of(made)
+
+
+def _rows_of(tensor: Tensor) -> tuple[np.ndarray, int]:
+    """All vectors of the last axis, each followed by eight readable floats, and their distance in floats."""
+    tensor = tensor.detach().float()
+    stride, steps = tensor.stride(-2), [n * s for n, s in zip(tensor.shape[1:-1], tensor.stride()[1:-1], strict=True)]
+    evenly = tensor.stride(-1) == 1 and list(tensor.stride()[:-2]) == steps
+    last = tensor.storage_offset() + tensor[..., 0].numel() * stride
+    room = tensor.untyped_storage().nbytes() // 4 - last
+    if not evenly or room < 8:
+        tensor = torch.nn.functional.pad(tensor, (0, 8))
+        stride, room = tensor.stride(-2), 0
+    n = tensor[..., 0].numel() * stride + min(room, 8)
+    return tensor.as_strided((n,), (1,)).numpy(), stride
 
 
 def _flat(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
@@ -246,6 +284,7 @@ def _side(side: CodedTokens) -> _Side:
         gain_head_stride=0 if gain is None else gain.stride(1) * size,
         gain_levels=np.zeros(0, np.float32) if side.gain_levels is None else _flat(side.gain_levels),
         tables=quads_of(side.tables),
+        octets=octets_of(side.tables),
     )
 
 
@@ -312,17 +351,16 @@ def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, scratch
                 block = here
                 _load_bias(problem, batch, head, first_row, n_rows, block, scratch.bias)
                 if problem.folded:
-                    left, right = keys.tables.head_quads[head], keys.tables.head_quads[head + 1]
-                    _load_query(problem, keys.tables, batch, head, first_row, n_rows, block, left, right, scratch.query)
+                    _load_query(problem, keys.tables, batch, head, first_row, n_rows, block, scratch.query)
                     _fold(rows, keys.tables, head, scratch.query, scratch.folded)
             out = (start - span) * n_rows
             if problem.folded:
                 _score_folded(rows, keys, batch, head, start, stop, scratch.folded, scores, out)
             _scale(rows, scratch.gains, start - span, stop - start, scratch.bias, scores, out)
+            if len(problem.offset_bias):
+                _add_offset_bias(problem, batch, head, first_row, n_rows, block, start, stop, scores, out)
             start = stop
 
-        if len(problem.token_bias):
-            _add_token_bias(problem, batch, head, first_row, n_rows, span, span_end, scores)
         if problem.softcap > 0:
             _cap(scores, n_scores, problem.softcap)
         if len(problem.mask):
@@ -359,13 +397,14 @@ def _scale(rows, gains, first, n_tokens, bias, scores, out):
 
 
 @njit(cache=True, nogil=True)
-def _add_token_bias(problem, batch, head, first_row, n_rows, span, span_end, scores):
+def _add_offset_bias(problem, batch, head, first_row, n_rows, block, start, stop, scores, out):
     scale = np.float32(problem.scale)
-    n_here = min(n_rows, problem.q - first_row)
-    for n in range(span, span_end):
-        at = ((batch * problem.h + head) * problem.t + n) * problem.q + first_row
-        for r in range(n_here):
-            scores[(n - span) * n_rows + r] += scale * problem.token_bias[at + r]
+    offset = start + problem.first_offset - block * problem.block_tokens
+    for r in range(min(n_rows, problem.q - first_row)):
+        row = ((batch * problem.h + head) * problem.q + first_row + r) * problem.n + block
+        at = row * problem.offset_bias_stride + offset
+        for i in range(stop - start):
+            scores[out + i * n_rows + r] += scale * problem.offset_bias[at + i]
 
 
 @njit(cache=True, nogil=True)
@@ -412,19 +451,20 @@ def _load_bias(problem, batch, head, first_row, n_rows, block, bias):
 
 
 @njit(cache=True, nogil=True)
-def _load_query(problem, tables, batch, head, first_row, n_rows, block, left, right, query):
-    """q′ in the order of quads left … right. Folding reads [quad][4][row], the direct path [pair of quads][row][8]."""
+def _load_query(problem, tables, batch, head, first_row, n_rows, block, query):
+    """q′ as folding reads it: [quad][4][row]; 0 where a quad is padded."""
+    left, right = tables.head_quads[head], tables.head_quads[head + 1]
     for r in range(n_rows):
-        row = min(first_row + r, problem.q - 1)
-        frame = (((batch * problem.h + head) * problem.q + row) * problem.n + block) * problem.c
-        if problem.folded:
-            for i in range(4 * (right - left)):
-                query[i * n_rows + r] = problem.q_frames[frame + tables.coefficient[4 * left + i]]
-        else:
-            for pair in range((right - left) // 2):
-                for i in range(8):
-                    c = tables.coefficient[4 * left + 8 * pair + i]
-                    query[(pair * n_rows + r) * 8 + i] = problem.q_frames[frame + c]
+        frame = _frame(problem, batch, head, first_row + r, block)
+        for i in range(4 * (right - left)):
+            query[i * n_rows + r] = problem.q_frames[frame + tables.column[4 * left + i]]
+
+
+@njit(cache=True, nogil=True)
+def _frame(problem, batch, head, row, block):
+    """Where the row of a block begins; rows past the last repeat it."""
+    row = (batch * problem.h + head) * problem.q + min(row, problem.q - 1)
+    return (row * problem.n + block) * problem.q_frame_stride
 
 
 @njit(cache=True, nogil=True)
@@ -503,69 +543,69 @@ def _score_folded(rows, keys, batch, head, start, stop, folded, scores, out):
 
 @njit(cache=True, nogil=True)
 def _score_direct(rows, problem, keys, batch, head, first_row, span, span_end, scratch):
-    """Scores of a span from the entries themselves: two quads a vector, eight (token, row) sums at once.
+    """Scores of a span from the entries themselves: eight columns of a plane a vector, eight (token, row) sums at once.
 
-    A pass takes as many quads as stay in the first-level cache through all blocks of the span.
+    A pass takes as many octets as stay in the first-level cache through all blocks of the span.
     """
     n_rows = len(rows)
-    first, last = keys.tables.head_quads[head], keys.tables.head_quads[head + 1]
+    first, last = keys.octets.head_octets[head], keys.octets.head_octets[head + 1]
     if first == last:
         scratch.scores[: (span_end - span) * n_rows] = 0
-    for left in range(first, last, PASS_QUADS):
-        right = min(last, left + PASS_QUADS)
+    for left in range(first, last, PASS_OCTETS):
+        right = min(last, left + PASS_OCTETS)
         start = span
         while start < span_end:
             block, stop = _block_end(problem, start, span_end)
             out = (start - span) * n_rows
-            _load_query(problem, keys.tables, batch, head, first_row, n_rows, block, left, right, scratch.query)
+            for r in range(n_rows):
+                scratch.frames[r] = _frame(problem, batch, head, first_row + r, block)
             _add_products(
-                rows, keys, batch, left, right, start, stop, left == first, scratch.query, scratch.scores, out
-            )
+                rows, problem.q_frames, keys, batch, left, right, start, stop, left == first, scratch.frames,
+                scratch.lanes, scratch.scores, out,
+            )  # fmt: skip
             start = stop
 
 
 @njit(cache=True, nogil=True)
-def _add_products(rows, keys, batch, left, right, start, stop, fresh, query, scores, out):
+def _add_products(rows, query, keys, batch, left, right, start, stop, fresh, frames, lanes, scores, out):
     n_rows = len(rows)
-    tables = keys.tables
+    octets = keys.octets
     address = keys.codes + batch * keys.batch_stride + start
     n_tokens = stop - start
-    whole = n_tokens // (8 // n_rows) * (8 // n_rows)
-    for n in range(0, whole, 8 // n_rows):
+    per_step = 8 // n_rows
+    whole = n_tokens // per_step * per_step
+    f, g, h, i = frames[0 % n_rows], frames[1 % n_rows], frames[2 % n_rows], frames[3 % n_rows]
+    j, k, l, m = frames[4 % n_rows], frames[5 % n_rows], frames[6 % n_rows], frames[7 % n_rows]
+    for n in range(0, whole, per_step):
         zero = splat(8, 0.0)
         s, t, u, v, w, x, y, z = zero, zero, zero, zero, zero, zero, zero, zero
-        for quad in range(left, right, 2):
-            a = address + tables.quad_plane[quad] * keys.plane_stride + n
-            b = address + tables.quad_plane[quad + 1] * keys.plane_stride + n
-            e = quad * 1024
-            q = (quad - left) * n_rows * 4
+        for octet in range(left, right):
+            a = address + octets.plane[octet] * keys.plane_stride + n
+            c = octets.column[octet]
+            e = octet * 2048
             # Sum i is of token i // n_rows and row i % n_rows; equal loads below become one.
-            s = fma(_entry(tables, a, b, e, 0 // n_rows), load(8, query, q + 0 % n_rows * 8), s)
-            t = fma(_entry(tables, a, b, e, 1 // n_rows), load(8, query, q + 1 % n_rows * 8), t)
-            u = fma(_entry(tables, a, b, e, 2 // n_rows), load(8, query, q + 2 % n_rows * 8), u)
-            v = fma(_entry(tables, a, b, e, 3 // n_rows), load(8, query, q + 3 % n_rows * 8), v)
-            w = fma(_entry(tables, a, b, e, 4 // n_rows), load(8, query, q + 4 % n_rows * 8), w)
-            x = fma(_entry(tables, a, b, e, 5 // n_rows), load(8, query, q + 5 % n_rows * 8), x)
-            y = fma(_entry(tables, a, b, e, 6 // n_rows), load(8, query, q + 6 % n_rows * 8), y)
-            z = fma(_entry(tables, a, b, e, 7 // n_rows), load(8, query, q + 7 % n_rows * 8), z)
+            s = fma(entry(octets.entries, e + 8 * byte(a + 0 // n_rows)), load(8, query, f + c), s)
+            t = fma(entry(octets.entries, e + 8 * byte(a + 1 // n_rows)), load(8, query, g + c), t)
+            u = fma(entry(octets.entries, e + 8 * byte(a + 2 // n_rows)), load(8, query, h + c), u)
+            v = fma(entry(octets.entries, e + 8 * byte(a + 3 // n_rows)), load(8, query, i + c), v)
+            w = fma(entry(octets.entries, e + 8 * byte(a + 4 // n_rows)), load(8, query, j + c), w)
+            x = fma(entry(octets.entries, e + 8 * byte(a + 5 // n_rows)), load(8, query, k + c), x)
+            y = fma(entry(octets.entries, e + 8 * byte(a + 6 // n_rows)), load(8, query, l + c), y)
+            z = fma(entry(octets.entries, e + 8 * byte(a + 7 // n_rows)), load(8, query, m + c), z)
         at = out + n * n_rows
         before = zero if fresh else load(8, scores, at)
         store(scores, at, add(before, sums_of_eight(s, t, u, v, w, x, y, z)))
     for n in range(whole, n_tokens):
         for r in range(n_rows):
             at = out + n * n_rows + r
-            total = np.float32(0) if fresh else scores[at]
-            for quad in range(left, right):
-                code = byte(address + tables.quad_plane[quad] * keys.plane_stride + n)
-                for k in range(4):
-                    q = ((quad - left) // 2 * n_rows + r) * 8 + (quad - left) % 2 * 4 + k
-                    total += tables.entries[quad * 1024 + code * 4 + k] * query[q]
-            scores[at] = total
-
-
-@njit(cache=True, nogil=True)
-def _entry(tables, a, b, e, k):
-    return load_pair(tables.entries, e + byte(a + k) * 4, e + 1024 + byte(b + k) * 4)
+            total = splat(8, 0.0)
+            for octet in range(left, right):
+                code = byte(address + octets.plane[octet] * keys.plane_stride + n)
+                query_part = load(8, query, frames[r] + octets.column[octet])
+                total = fma(entry(octets.entries, octet * 2048 + 8 * code), query_part, total)
+            zero = splat(8, 0.0)
+            store(lanes, 0, sums_of_eight(total, zero, zero, zero, zero, zero, zero, zero))
+            scores[at] = lanes[0] if fresh else scores[at] + lanes[0]
 
 
 @njit(cache=True, nogil=True)

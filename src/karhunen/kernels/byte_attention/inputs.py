@@ -71,7 +71,7 @@ def require_agreement(
     keys: CodedTokens,
     values: CodedTokens,
     key_bias: Tensor | None,
-    token_bias: Tensor | None,
+    offset_bias: Tensor | None,
     block_tokens: int | None,
     first_offset: int,
     mask: Tensor | None,
@@ -97,7 +97,7 @@ def require_agreement(
         )
     for name, tensor, shape in (
         ("key_bias", key_bias, (b, h, q, n)),
-        ("token_bias", token_bias, (b, h, t, q)),
+        ("offset_bias", offset_bias, (b, h, q, n, block_tokens)),
         ("mask", mask, (b, t)),
         ("first_visible", first_visible, (b, q)),
     ):

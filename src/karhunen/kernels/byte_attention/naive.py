@@ -1,6 +1,6 @@
 """The definition of attention from bytes: decode, then softmax.
 
-    κ̂_n = gain_n · Σ_j table_j[code_j,n]          s_n = cap(scale · (⟨q′_block(n), κ̂_n⟩ + bias_block(n) + bias_n)) + mask_n
+    κ̂_n = gain_n · Σ_j table_j[code_j,n]          s_n = cap(scale · (⟨q′_block(n), κ̂_n⟩ + bias_block(n) + bias_block(n),offset(n))) + mask_n
     mean = Σ_n softmax(s)_n · ν̂_n                 log_sum = log Σ_n e^s_n,    cap(s) = c · tanh(s / c)
 
 q′ is the query with rotation and inverse key transform folded in, one per block of `block_tokens` tokens; the value's
@@ -21,7 +21,7 @@ def byte_attention(
     values: CodedTokens,
     *,
     key_bias: Float[Tensor, "b h q n"] | None = None,
-    token_bias: Float[Tensor, "b h t q"] | None = None,
+    offset_bias: Float[Tensor, "b h q n k"] | None = None,
     block_tokens: int | None = None,
     first_offset: int = 0,
     scale: float = 1.0,
@@ -32,9 +32,10 @@ def byte_attention(
     """Attention of `q` query rows per KV head to all coded tokens, in value coefficients.
 
     Token n lies in block (n + first_offset) // block_tokens; None: one frame for all. Row i sees tokens from
-    first_visible[:, i] on. `token_bias` is what a centered frame took away. `mask` is added to the scores, or true where a token is seen.
+    first_visible[:, i] on. `offset_bias` is of a block's tokens, what a
+    centered frame took away. `mask` is added to the scores, or true where a token is seen.
     """
-    require_agreement(q_frames, keys, values, key_bias, token_bias, block_tokens, first_offset, mask, first_visible)
+    require_agreement(q_frames, keys, values, key_bias, offset_bias, block_tokens, first_offset, mask, first_visible)
     t, dtype = keys.n_tokens, q_frames.dtype
     token = torch.arange(t, device=q_frames.device)
     block = torch.zeros_like(token) if block_tokens is None else (token + first_offset) // block_tokens
@@ -42,8 +43,8 @@ def byte_attention(
     scores = torch.einsum("bhqtc,bhtc->bhqt", q_frames[:, :, :, block], decoded(keys, dtype))
     if key_bias is not None:
         scores = scores + key_bias.to(dtype)[..., block]
-    if token_bias is not None:
-        scores = scores + token_bias.to(dtype).permute(0, 1, 3, 2)
+    if offset_bias is not None and block_tokens is not None:
+        scores = scores + offset_bias.to(dtype)[..., block, (token + first_offset) % block_tokens]
     scores = scores * scale
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()

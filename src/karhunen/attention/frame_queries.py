@@ -71,7 +71,7 @@ class FrameQueries:
         return replace(self, matrix=self.matrix.gather(2, index[:, None].expand(-1, d, -1)).contiguous())
 
     def lay_out(self, query: Float[Tensor, "b h r d"]) -> Float[Tensor, "b h r s w"]:
-        """The right side of the product; columns of `matrix`, then of `bias`, then 8 unused. s = 1 without rotation."""
+        """The right side of the product; columns of `matrix`, then of `bias`, then unused ones. s = 1 without rotation."""
         b, h, r, _ = query.shape
         if self.rotary is None:
             return (query @ self._columns.rest)[..., None, :]
@@ -105,7 +105,8 @@ class FrameQueries:
 
     @cached_property
     def _columns(self) -> Turned:
-        unused = self.matrix.new_zeros(*self.matrix.shape[:2], 8)
+        n_unused = 8 + -(self.matrix.shape[2] + self.bias.shape[2]) % 8  # a kernel reads eight floats at a time
+        unused = self.matrix.new_zeros(*self.matrix.shape[:2], n_unused)
         columns = torch.cat([self.matrix, self.bias, unused], dim=-1)
         if self.rotary is None:
             return Turned(columns[:, :0], columns[:, :0], columns)

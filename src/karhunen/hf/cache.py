@@ -13,7 +13,7 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, StaticCache
 
 from karhunen.attention.reader import reader_of
 from karhunen.codec import Codec, LayerCodec
@@ -31,6 +31,11 @@ from karhunen.windows.base import Window
 def dense_cache(model: nn.Module) -> DynamicCache:
     """transformers' own cache for this model: what a compressed cache is compared with."""
     return DynamicCache(config=text_config(model))
+
+
+def static_cache(model: nn.Module, max_tokens: int) -> StaticCache:
+    """transformers' cache of a fixed length, which is never copied to grow."""
+    return StaticCache(config=text_config(model), max_cache_len=max_tokens)
 
 
 @final

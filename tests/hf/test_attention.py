@@ -1,4 +1,4 @@
-"""`attn_implementation="karhunen"` in tiny models of many families: the numbers of the decoded path, without decoding."""
+"""`attn_implementation="karhunen"` in tiny models of many families: the decoded path's numbers, without decoding."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -106,9 +106,7 @@ def test_rows_padded_on_the_left(family: str, name: str) -> None:
 @pytest.mark.parametrize("n", [9, 10, 13, 14, 15, 18])
 def test_prompts_at_the_borders_of_the_window(n: int) -> None:
     steps = [tokens(1, 1, seed=i) for i in range(6)]
-    plain, fast = (
-        torch.cat([_step_by_step(model, n, steps)], dim=1) for model in models("llama")
-    )
+    plain, fast = (torch.cat([_step_by_step(model, n, steps)], dim=1) for model in models("llama"))
     torch.testing.assert_close(fast, plain, **LOGITS)
 
 
@@ -131,7 +129,9 @@ def test_half_precision_models(dtype: torch.dtype) -> None:
     assert (found[0] - found[1]).norm() < 20 * step * found[0].norm()
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"prefill_chunk_size": 16}], ids=["greedy", "beams", "chunks"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_beams": 3}, {"prefill_chunk_size": 16}], ids=["greedy", "beams", "chunks"]
+)
 def test_generation_gives_the_same_tokens(settings: dict[str, Any]) -> None:
     plain, fast = (
         generate(model, tokens(2, N_PROMPT), CompressedCache(model, codec("llama")), **settings)

@@ -1,6 +1,8 @@
 """What a query becomes before it meets coded keys: one vector of coefficients for each block, and a term per token.
 
-    q'_b = Aᵀ R(−n₀) q,     bias_n = (R(−n₀) q)ᵀ (ν + R(n − n₀) μ)        A inverse transform, ν its offset, μ the frame's mean
+    q'_b = Aᵀ R(−n₀) q,     bias_n = (R(−n₀) q)ᵀ (ν + R(n − n₀) μ)
+
+A is the inverse transform, ν its offset, μ the frame's mean.
 
 R(−n₀) q is linear in the cosines and sines of n₀, so all blocks of a query are one product,
 [blocks, cos | sin | 1] · [cos | sin | 1, coefficients], whose right side is made of the query once.
@@ -71,7 +73,10 @@ class FrameQueries:
         return replace(self, matrix=self.matrix.gather(2, index[:, None].expand(-1, d, -1)).contiguous())
 
     def lay_out(self, query: Float[Tensor, "b h r d"]) -> Float[Tensor, "b h r s w"]:
-        """The right side of the product; columns of `matrix`, then of `bias`, then unused ones. s = 1 without rotation."""
+        """The right side of the product; columns of `matrix`, then of `bias`, then unused ones.
+
+        s = 1 without rotation.
+        """
         b, h, r, _ = query.shape
         if self.rotary is None:
             return (query @ self._columns.rest)[..., None, :]

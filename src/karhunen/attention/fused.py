@@ -79,9 +79,7 @@ def refusal(reader: Reader, held: Snapshot, query: Tensor, mask: Tensor | None) 
     return ""
 
 
-def _exact(
-    held: Snapshot, rows: Tensor, m: int, scale: float, softcap: float | None, mask: Tensor | None
-) -> Partial:
+def _exact(held: Snapshot, rows: Tensor, m: int, scale: float, softcap: float | None, mask: Tensor | None) -> Partial:
     """Sinks, recent tokens (the new ones among them) and excepted ones."""
     extra = held.exceptions.by_row(held.batch) if held.exceptions is not None else None
     key, value = (
@@ -114,7 +112,7 @@ def _per_query(scores: Tensor, terms: Tensor, m: int) -> Tensor:
     return (scores.unflatten(2, (-1, m)) + terms[:, :, None]).flatten(2, 3)
 
 
-def _partial(scores: Float[Tensor, "b g r n"], values: Float[Tensor, "b g n c"]) -> Partial:
+def _partial(scores: Float[Tensor, "b g r n"], values: Float[Tensor, "b #g n c"]) -> Partial:
     largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)
     weights = (scores - largest).exp_()
     total = weights.sum(-1, keepdim=True)
@@ -142,7 +140,9 @@ def _coded(
         visible = _visible(held.exceptions, held.batch, mask, start, stop)
         settings = {"scale": scale, "softcap": softcap}
         if bool((first == first[0]).all()):
-            parts.append(_read(reader, held.packed, slice(None), start, stop, int(first[0]), laid_out, visible, settings))
+            parts.append(
+                _read(reader, held.packed, slice(None), start, stop, int(first[0]), laid_out, visible, settings)
+            )
             continue
         by_row = [
             _read(
@@ -202,7 +202,7 @@ def _read(
     queries, bias = made[..., :c], made[..., c : c + k]
     key_bias = bias.squeeze(-1) if k and k != block else None
     offset_bias = bias if k and k == block else None
-    terms = {
+    terms: dict[str, Any] = {
         "key_bias": key_bias, "offset_bias": offset_bias, "block_tokens": block, "first_offset": skipped, "mask": mask,
         **settings,
     }  # fmt: skip
@@ -250,7 +250,7 @@ def _read_coefficients(
     softcap: float | None,
 ) -> Partial:
     """As the kernel's definition, from coefficients that are there already."""
-    b, g, r, n, c = queries.shape
+    b, n, c = len(queries), *queries.shape[3:]
     t, dtype = y.shape[2], queries.dtype
     size = t if block_tokens is None else block_tokens
     blocks = torch.nn.functional.pad(y[..., :c].to(dtype), (0, 0, first_offset, n * size - t - first_offset))

@@ -9,6 +9,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, final
 
 import torch
@@ -51,7 +52,7 @@ class ByteSide:
         if tables is None:
             return "its codeword tables do not have 256 entries each"
         starts = [tables.column_start[plane] for plane in tables.plane_start]
-        heads = list(zip(starts, starts[1:], strict=False))
+        heads = list(pairwise(starts))
         widest = max(stop - start for start, stop in heads)
         column = torch.zeros(len(heads), widest, dtype=torch.int64)
         for head, (start, stop) in enumerate(heads):

@@ -134,9 +134,7 @@ def bench(
     bits: Annotated[float, typer.Option("--bits", help="Bits per element of a made-up layer.")] = 2.0,
     threads: Annotated[int, typer.Option("--threads", min=1)] = 1,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Every contender runs once a round.")] = 7,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for speed.json and speed.png.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for speed.json and speed.png.")] = None,
     as_json: Json = False,
 ) -> None:
     """Attention read from bytes against the fastest dense attention: milliseconds, GB/s, speed-up, error."""

@@ -107,7 +107,7 @@ def _show(screen: Screen, document: dict[str, Any]) -> None:
     screen.table(table)
     made = document["provenance"]
     screen.say(
-        f"a copy in memory moves {document['copy_gb_per_second']:.1f} GB/s; {made['n_threads']} thread(s), medians over "
+        f"a copy in memory moves {document['copy_gb_per_second']:.1f} GB/s; {made['n_threads']} thread(s), medians of "
         f"{document['rounds']} rounds, torch {made['versions'].get('torch', '?')}, commit {made['commit'] or 'unknown'}"
     )
 

@@ -61,7 +61,7 @@ def measure(shape: Shape, n_tokens: int, batch: int, bits: float, rounds: int) -
     held = made_up_layer(codec, shape, n_tokens, batch, generator)
     query = torch.randn(batch, shape.h * shape.q, 1, shape.d, generator=generator)
     key, value = (torch.randn(batch, shape.h, n_tokens, shape.d, generator=generator) for _ in range(2))
-    half = [x.bfloat16() for x in (query, key, value)]
+    q16, k16, v16 = (x.bfloat16() for x in (query, key, value))
     scale, gqa = shape.d**-0.5, shape.q > 1
     reader = reader_of(codec, held)
     grouped = query.view(batch, shape.h, shape.q, shape.d) * scale
@@ -73,7 +73,7 @@ def measure(shape: Shape, n_tokens: int, batch: int, bits: float, rounds: int) -
                 "bytes": lambda: fused.attend(reader, held, query, scale=scale),
                 "sdpa_float32": lambda: F.scaled_dot_product_attention(query, key, value, enable_gqa=gqa),
                 "matmul_float32": lambda: (grouped @ key.mT).softmax(-1) @ value,
-                "sdpa_bfloat16": lambda: F.scaled_dot_product_attention(*half, enable_gqa=gqa),
+                "sdpa_bfloat16": lambda: F.scaled_dot_product_attention(q16, k16, v16, enable_gqa=gqa),
                 "encode": lambda: [codec.side(slot).encode(vectors, at) for slot in SLOTS],
             },
             rounds,
@@ -129,9 +129,7 @@ def made_up_codec(shape: Shape, bits: float, generator: torch.Generator) -> Laye
     return LayerCodec(side(RopeFrame(BLOCK_TOKENS, center=True), rotary), side(RopeFrame(), None))
 
 
-def made_up_layer(
-    codec: LayerCodec, shape: Shape, n_tokens: int, batch: int, generator: torch.Generator
-) -> Snapshot:
+def made_up_layer(codec: LayerCodec, shape: Shape, n_tokens: int, batch: int, generator: torch.Generator) -> Snapshot:
     """Random bytes of all tokens but the exact ones of the window."""
     n_coded = n_tokens - N_SINK - N_RECENT
     if n_coded < 1:

@@ -1,6 +1,7 @@
 """How long contenders take, in turn: every one runs once per round, and a speed-up is the median ratio within a round.
 
-A machine whose speed drifts, or that others use too, slows all contenders of a round alike.
+A machine whose speed drifts, or that others use too, slows all contenders of a round alike. With one thread the clock
+is the processor's time, which does not run while others have the processor.
 """
 
 import statistics
@@ -26,14 +27,15 @@ class Timings:
         """Each runs once before the first round, to be compiled and in cache."""
         if rounds < 1:
             raise ValueError(f"rounds={rounds}; give 1 or more")
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
         for run in contenders.values():
             run()
         found: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(rounds):
             for name, run in contenders.items():
-                start = time.perf_counter()
+                start = clock()
                 run()
-                found[name].append(1e3 * (time.perf_counter() - start))
+                found[name].append(1e3 * (clock() - start))
         return cls({name: tuple(times) for name, times in found.items()})
 
     def median(self, name: str) -> float:

@@ -1,4 +1,4 @@
-"""Pictures of `karhunen bench`: speed-up against length, and the roofline. Shapes, threads, versions, commit in them."""
+"""Pictures of `karhunen bench`: speed-up against length, and the roofline; shapes, threads, versions, commit in the"""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """One decode step of a model: from a compressed cache read from its bytes, against transformers' dense caches.
 
-    exact prefill once ─▶ the same keys and values into each cache ─▶ steps in turn ─▶ ms, speed-up; KL of the codec
+exact prefill once ─▶ the same keys and values into each cache ─▶ steps in turn ─▶ ms, speed-up; KL of the codec
 """
 
 import time

@@ -251,7 +251,9 @@ def _note_offsets(
 
 def _layer_report(index: int, kind: str, layer: Any, reason: str) -> LayerReport:
     if isinstance(layer, CompressedLayer):
-        return LayerReport(index, kind, layer.store.n_tokens, layer.store.n_coded, reason, layer.store.account(), layer.how_read)
+        return LayerReport(
+            index, kind, layer.store.n_tokens, layer.store.n_coded, reason, layer.store.account(), layer.how_read
+        )
     if layer is None:
         return LayerReport(index, kind, 0, 0, reason, Account())
     tensors = [t for t in _tensors_of(layer) if t.numel()]

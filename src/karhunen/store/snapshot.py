@@ -52,10 +52,7 @@ class Snapshot:
         shift = self.n_sink + self.n_dropped
         device = self.recent["key"].device
         edges = sorted({start, stop, *(i - shift for i, _ in self.rows_at.runs if start < i - shift < stop)})
-        return [
-            (a, b, self.rows_at.at(shift + a, shift + a + 1, self.batch, device)[:, 0])
-            for a, b in pairwise(edges)
-        ]
+        return [(a, b, self.rows_at.at(shift + a, shift + a + 1, self.batch, device)[:, 0]) for a, b in pairwise(edges)]
 
     def dense(self, codec: LayerCodec | None, slot: Slot) -> Float[Tensor, "b h t d"]:
         """All tokens held, in the dtype they came in; coded ones are decoded."""

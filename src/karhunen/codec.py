@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
@@ -123,6 +123,11 @@ class LayerCodec:
     def is_paged(self) -> bool:
         """Whether a side's bytes are stored as pages of varying length, which are read whole."""
         return any(self.side(slot).layout.pages is not None for slot in SLOTS)
+
+    @cached_property
+    def prepared(self) -> dict[str, Any]:
+        """What a reader made of this codec, by reader: filled at first use, never stored."""
+        return {}
 
     @cached_property
     def granule_tokens(self) -> int:

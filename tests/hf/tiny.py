@@ -58,6 +58,7 @@ FAMILIES: dict[str, tuple[tuple[str, str], dict[str, Any]]] = {
     "qwen2": (("Qwen2Config", "Qwen2ForCausalLM"), SIZES),
     "qwen3": (("Qwen3Config", "Qwen3ForCausalLM"), {**SIZES, "head_dim": 16}),
     "gemma3": (("Gemma3TextConfig", "Gemma3ForCausalLM"), _GEMMA3),
+    "gemma2": (("Gemma2Config", "Gemma2ForCausalLM"), {**SIZES, "head_dim": 16, "sliding_window": 16}),
     "phi": (("PhiConfig", "PhiForCausalLM"), {**SIZES, "num_key_value_heads": 4, "hidden_size": 64}),
     "phi3": (("Phi3Config", "Phi3ForCausalLM"), {**SIZES, "pad_token_id": 0}),
     "gpt_neox": (("GPTNeoXConfig", "GPTNeoXForCausalLM"), {**SIZES, "hidden_size": 64}),

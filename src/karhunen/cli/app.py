@@ -99,6 +99,9 @@ def generate(
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="0 keeps all tokens.")] = 0,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the sampling.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    attention: Annotated[
+        str, typer.Option("--attention", help="karhunen reads the cache's bytes; sdpa or eager get them decoded.")
+    ] = "karhunen",
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> None:
@@ -106,7 +109,7 @@ def generate(
     from karhunen.cli.generate import run
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    run(codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, dtype, as_json)
+    run(codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, attention, dtype, as_json)
 
 
 @app.command()
@@ -115,6 +118,29 @@ def inspect(codec: CodecFolder, as_json: Json = False) -> None:
     from karhunen.cli.inspect import run
 
     run(codec, as_json)
+
+
+@app.command()
+def bench(
+    codec: Annotated[
+        Path | None, typer.Option("--codec", help="Time decode steps of this codec's model, not one made-up layer.")
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    shape: Annotated[
+        list[str] | None, typer.Option("--shape", help="KV heads x query heads of each x head size; repeatable.")
+    ] = None,
+    tokens: Annotated[list[int] | None, typer.Option("--tokens", min=1, help="Length of context; repeatable.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1)] = 1,
+    bits: Annotated[float, typer.Option("--bits", help="Bits per element of a made-up layer.")] = 2.0,
+    threads: Annotated[int, typer.Option("--threads", min=1)] = 1,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Every contender runs once a round.")] = 7,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for speed.json and speed.png.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Attention read from bytes against the fastest dense attention: milliseconds, GB/s, speed-up, error."""
+    from karhunen.cli.bench import run
+
+    run(codec, model, tuple(shape or ()), tuple(tokens or ()), batch, bits, threads, rounds, output, as_json)
 
 
 @app.command()

@@ -7,6 +7,8 @@ from typing import Any
 from karhunen.cli.loading import load_model
 from karhunen.cli.screen import Screen, rounded
 
+ATTENTIONS = ("karhunen", "sdpa", "eager")
+
 
 def run(
     codec_folder: Path,
@@ -16,10 +18,13 @@ def run(
     max_new_tokens: int,
     sampling_options: dict[str, Any],
     raw: bool,
+    attention: str,
     dtype: str,
     as_json: bool,
 ) -> None:
     """Continue the prompt with the codec's cache."""
+    if attention not in ATTENTIONS:
+        raise ValueError(f"unknown attention {attention!r}; known: {', '.join(ATTENTIONS)}")
     text = read_prompt(prompt, prompt_file)
     from karhunen.codec import Codec
 
@@ -30,6 +35,7 @@ def run(
     sampling = Sampling(**sampling_options)
     with Screen(as_json).open() as screen:
         model, tokenizer = load_model(screen, model_name, dtype)
+        model.set_attn_implementation(attention)
         tokens = prompt_tokens(tokenizer, text, chat=False if raw else None)
         result = generate(
             model,
@@ -44,6 +50,8 @@ def run(
         assert report is not None, "a codec makes a compressed cache"
         screen.say("\n")
         screen.table(account_table(report))
+        if how := sorted({layer.how_read for layer in report.layers if layer.how_read}):
+            screen.say(f"coded tokens were read from {'; '.join(how)}")
         screen.say(
             f"{result.n_prompt_tokens:,} prompt tokens in {result.prefill_seconds:.2f} s; {result.n_new_tokens:,} new "
             f"ones at {result.tokens_per_second:.2f} tokens/s"
@@ -57,6 +65,7 @@ def run(
                     "prefill_seconds": result.prefill_seconds,
                     "tokens_per_second": result.tokens_per_second,
                     "dtype": dtype,
+                    "attention": attention,
                     "cache": report.to_dict(),
                 }
             )

@@ -78,7 +78,7 @@ class RopeFrame:
 
     def turned_mean(
         self, mean: Float[Tensor, "h d"], positions: Int[Tensor, "b t"], rotary: Rotary | None
-    ) -> Float[Tensor, "b h #t d"]:
+    ) -> Float[Tensor, "#b h #t d"]:
         """R(n − n₀) μ at each position."""
         if rotary is None:
             return mean[None, :, None]

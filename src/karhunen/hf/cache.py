@@ -14,12 +14,16 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, StaticCache
 
+from karhunen.attention.reader import reader_of
 from karhunen.codec import Codec, LayerCodec
+from karhunen.hf.attention import NAME
 from karhunen.hf.describe import identity_of
+from karhunen.hf.history import History, HistoryTensor
 from karhunen.hf.probe import text_config
 from karhunen.hf.queries import show_queries
+from karhunen.statistics.need import SLOTS
 from karhunen.store.account import Account
 from karhunen.store.layer_store import LayerStore
 from karhunen.store.report import LayerReport, Report
@@ -32,12 +36,19 @@ def dense_cache(model: nn.Module) -> DynamicCache:
     return DynamicCache(config=text_config(model))
 
 
+def static_cache(model: nn.Module, max_tokens: int) -> StaticCache:
+    """transformers' cache of a fixed length, which is never copied to grow."""
+    return StaticCache(config=text_config(model), max_cache_len=max_tokens)
+
+
 @final
 class RowOffsets:
-    """Left padding of each row of the running forward, shared by the layers of one cache; None where it is zero."""
+    """What the layers of one cache share of the running forward: left padding of each row, None where it is zero, and
+    whether the model's attention reads bytes."""
 
     def __init__(self) -> None:
         self.now: Tensor | None = None
+        self.reads_bytes = False
 
 
 @final
@@ -62,6 +73,7 @@ class CompressedLayer(DynamicLayer):
         self.exact_dtype = exact_dtype
         self.is_initialized = False
         self.transient_bytes = 0
+        self.how_read = ""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Remember dtype and device; the tensors may hold no token."""
@@ -69,16 +81,15 @@ class CompressedLayer(DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Add tokens; returns keys and values of all tokens so far, the new ones exact."""
+        """Add tokens; returns keys and values of all tokens so far, the new ones exact. Where attention reads bytes
+        the tensors returned hold no numbers (karhunen.hf.history)."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         was_empty = self.store.n_tokens == 0
         self.store.extend(self._as_stored(key_states), self._as_stored(value_states), self.offsets.now)
-        key, value = (key_states, value_states)
+        key, value = key_states, value_states
         if not was_empty:
-            key, value = (x.to(key_states.dtype) for x in self.store.read())
-        if self.store.n_coded or self.store.n_dropped:
-            self.transient_bytes = max(self.transient_bytes, key.nbytes + value.nbytes)
+            key, value = self._history(key_states.dtype)
         if not self.reads_queries:
             self.store.flush()
         return key, value
@@ -93,6 +104,27 @@ class CompressedLayer(DynamicLayer):
         if self.store.selection is not None:
             self.store.selection.observe(queries, key)
         self.store.flush()
+
+    def _history(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """All tokens, to be read from bytes where that can be, else decoded."""
+        codec, held = self.store.codec, self.store.snapshot()
+        if self.offsets.reads_bytes and codec is not None and held.n_coded:
+            history = History(reader_of(codec, held), held, self._note_read, self._note_dense)
+            if history.reader.mode != "decoded":
+                return HistoryTensor(history, "key", dtype), HistoryTensor(history, "value", dtype)
+            self._note_read(history.reader.description)
+        elif held.n_coded:
+            self._note_read("decoded (attn_implementation is not karhunen)")
+        key, value = (held.dense(codec, slot).to(dtype) for slot in SLOTS)
+        if held.n_coded or held.n_dropped:
+            self._note_dense(key.nbytes + value.nbytes)
+        return key, value
+
+    def _note_read(self, how: str) -> None:
+        self.how_read = how
+
+    def _note_dense(self, n_bytes: int) -> None:
+        self.transient_bytes = max(self.transient_bytes, n_bytes)
 
     def _as_stored(self, x: Tensor) -> Tensor:
         return x if self.exact_dtype is None else x.to(self.exact_dtype)
@@ -134,6 +166,7 @@ class CompressedLayer(DynamicLayer):
         self.store.reset()
         self.is_initialized = False
         self.transient_bytes = 0
+        self.how_read = ""
 
     def crop(self, tokens_to_remove: int | Tensor) -> None:
         """Remove that many tokens from the end if negative; if positive, keep that many (transformers before 5.20)."""
@@ -230,6 +263,7 @@ def _note_offsets(
     cache = cache_ref()
     if cache is None or not any(value is cache for value in (*args, *kwargs.values())):
         return
+    cache.offsets.reads_bytes = getattr(text_config(module), "_attn_implementation", None) == NAME
     positions = kwargs.get("position_ids")
     if not isinstance(positions, Tensor) or positions.ndim != 2:
         cache.offsets.now = None if cache.offsets.now is None else torch.zeros_like(cache.offsets.now)
@@ -244,7 +278,9 @@ def _note_offsets(
 
 def _layer_report(index: int, kind: str, layer: Any, reason: str) -> LayerReport:
     if isinstance(layer, CompressedLayer):
-        return LayerReport(index, kind, layer.store.n_tokens, layer.store.n_coded, reason, layer.store.account())
+        return LayerReport(
+            index, kind, layer.store.n_tokens, layer.store.n_coded, reason, layer.store.account(), layer.how_read
+        )
     if layer is None:
         return LayerReport(index, kind, 0, 0, reason, Account())
     tensors = [t for t in _tensors_of(layer) if t.numel()]

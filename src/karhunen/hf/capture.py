@@ -180,7 +180,7 @@ def routed_attention(
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **arguments: Any
     ) -> Any:
-        own = _implementation(module, previous)
+        own = own_attention(module, previous)
         plain = partial(own, module, query, key, value, attention_mask, **arguments)
         return attend(_attention(module, query, attention_mask, arguments), key, value, plain)
 
@@ -214,7 +214,7 @@ def _attention(module: nn.Module, query: Tensor, mask: Any, arguments: Mapping[s
     )
 
 
-def _implementation(module: nn.Module, name: str) -> Callable[..., Any]:
+def own_attention(module: nn.Module, name: str) -> Callable[..., Any]:
     """The function a module's own file uses under `name`; "eager" is a function of that file."""
     for kind in type(module).__mro__:
         names = vars(sys.modules.get(kind.__module__, object))

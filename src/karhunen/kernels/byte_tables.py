@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, final
 
 import torch
@@ -77,7 +78,7 @@ class ByteTables:
     def in_order(self) -> bool:
         """Whether every head's columns name coefficients 0, 1, 2, …"""
         starts = [self.column_start[plane] for plane in self.plane_start]
-        heads = zip(starts, starts[1:], strict=False)
+        heads = pairwise(starts)
         return all(torch.equal(self.coefficient[a:b].long(), torch.arange(b - a)) for a, b in heads)
 
     @cached_property

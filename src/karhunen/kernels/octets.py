@@ -19,6 +19,7 @@ class Octets(NamedTuple):
     plane: np.ndarray  # [octet]
     column: np.ndarray  # [octet]; its first column among its head's
     head_octets: np.ndarray  # [h + 1]
+    n_columns: np.ndarray  # [h]
 
 
 def octets_of(tables: ByteTables) -> Octets:
@@ -47,4 +48,5 @@ def _cut(tables: ByteTables) -> Octets:
         plane=np.array(plane, np.int64),
         column=np.array(column, np.int64),
         head_octets=np.array(head_octets, np.int64),
+        n_columns=np.diff([tables.column_start[plane] for plane in tables.plane_start]).astype(np.int64),
     )

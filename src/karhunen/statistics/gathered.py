@@ -75,7 +75,7 @@ class Statistics:
         return self.model.layers[layer]
 
     def beside(self, other: "Statistics") -> "Statistics":
-        """More statistics of the same text, where `+` takes in those of another; `other` is kept where both hold a need.
+        """More statistics of the same text (`+` takes in another); `other` counts where both hold a need.
 
         ValueError if they are of different models or texts.
         """

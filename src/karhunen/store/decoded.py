@@ -29,7 +29,7 @@ class Decoded:
         if held is None or n_held < n_coded:
             new = decode(n_held)
             held = self._held[slot] = new if held is None else torch.cat([held, new], dim=2)
-        return held
+        return held[:, :, :n_coded]
 
     def forget(self) -> None:
         """Tokens were taken away or moved; the next read decodes all."""

@@ -4,6 +4,7 @@ Their bytes in the planes stay, so pages keep their size; reading puts the exact
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import final
 
 import torch
@@ -54,6 +55,16 @@ class Exceptions:
         new, old = (rows[:, None] == self.rows[None]).nonzero(as_tuple=True)
         return replace(self, rows=new.int(), tokens=self.tokens[old], key=self.key[old], value=self.value[old])
 
+    def by_row(self, batch: int) -> "RowExceptions":
+        """The same tokens side by side for each of `batch` rows; made once."""
+        if batch not in self._rows:
+            self._rows[batch] = RowExceptions.of(self, batch)
+        return self._rows[batch]
+
+    @cached_property
+    def _rows(self) -> dict[int, "RowExceptions"]:
+        return {}
+
     def put_over(self, dense: Float[Tensor, "b h t d"], slot: Slot) -> Float[Tensor, "b h t d"]:
         """`dense` with the exact vectors in their places; changes it."""
         dense[self.rows.long(), :, self.tokens.long()] = (self.key if slot == "key" else self.value).to(dense.dtype)
@@ -62,3 +73,31 @@ class Exceptions:
     def tensors(self) -> dict[str, Tensor]:
         """Everything that takes memory."""
         return {"rows": self.rows, "tokens": self.tokens, "key": self.key, "value": self.value}
+
+
+@final
+@dataclass(frozen=True)
+class RowExceptions:
+    """The excepted tokens of each row, as many columns as the row with most has; `there` is False for filling."""
+
+    tokens: Int[Tensor, "b x"]
+    there: Bool[Tensor, "b x"]
+    key: Float[Tensor, "b h x d"]
+    value: Float[Tensor, "b h x e"]
+    all_there: bool
+
+    @classmethod
+    def of(cls, found: Exceptions, batch: int) -> "RowExceptions":
+        """Row by row, in the order they were found."""
+        mine = [(found.rows == row).nonzero()[:, 0] for row in range(batch)]
+        width = max((len(index) for index in mine), default=0)
+        there = torch.zeros(batch, width, dtype=torch.bool, device=found.tokens.device)
+        tokens = torch.zeros(batch, width, dtype=torch.int64, device=found.tokens.device)
+        sides = [x.new_zeros(batch, width, *x.shape[1:]) for x in (found.key, found.value)]
+        for row, index in enumerate(mine):
+            there[row, : len(index)] = True
+            tokens[row, : len(index)] = found.tokens[index].long()
+            for side, x in zip(sides, (found.key, found.value), strict=True):
+                side[row, : len(index)] = x[index]
+        key, value = (side.transpose(1, 2) for side in sides)
+        return cls(tokens, there, key, value, bool(there.all()))

@@ -15,7 +15,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed, as_written
-from karhunen.quantizers.base import as_dtype
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.account import Account, accounted
 from karhunen.store.buffers import TokenBuffer
@@ -24,6 +23,7 @@ from karhunen.store.exceptions import Exceptions
 from karhunen.store.pages import PageBuffer
 from karhunen.store.positions import Positions
 from karhunen.store.selection import Selection
+from karhunen.store.snapshot import Snapshot
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
 from karhunen.windows.score import Queries
@@ -148,8 +148,8 @@ class LayerStore:
 
     def read(self) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t e"]]:
         """Dense keys and values of all tokens held, in the dtype they came in; coded ones are decoded."""
-        key, value = (self._read(slot) for slot in SLOTS)
-        return key, value
+        held = self.snapshot()
+        return held.dense(self.codec, "key"), held.dense(self.codec, "value")
 
     def packed(self, slot: Slot) -> Packed | None:
         """The coded tokens of one side, None if there are none."""
@@ -157,6 +157,20 @@ class LayerStore:
             return None
         parts = {name: buffer.view() for name, buffer in self._coded[slot].items()}
         return Packed(parts.pop("planes"), parts)
+
+    def snapshot(self) -> Snapshot:
+        """What is held now, without a copy; appending more changes nothing in it."""
+        packed: dict[Slot, Packed] = {slot: made for slot in SLOTS if (made := self.packed(slot)) is not None}
+        return Snapshot(
+            dict(self._sink),
+            dict(self._recent),
+            packed or None,
+            self._exceptions,
+            self._rows_at,
+            self._n_coded,
+            self._n_dropped,
+            self._decoded,
+        )
 
     @property
     def exceptions(self) -> Exceptions | None:
@@ -195,9 +209,9 @@ class LayerStore:
             return
         assert self.codec is not None, "only a codec codes tokens"
         whole = after_sink // self.codec.granule_tokens * self.codec.granule_tokens
+        held = self.snapshot()
         for slot in SLOTS:
-            dense = self._decode(slot)[:, :, whole:after_sink]
-            self._recent[slot] = as_dtype(dense, self._recent[slot].dtype).clone()
+            self._recent[slot] = held.coded(self.codec, slot)[:, :, whole:after_sink].clone()
             for buffer in self._coded[slot].values():
                 buffer.crop(whole // buffer.tokens_per_entry)
         self._forget_decoded()
@@ -292,29 +306,6 @@ class LayerStore:
                 self._coded[slot][name] = empty
             self._coded[slot][name].append(joined)
 
-    def _decode(self, slot: Slot) -> Tensor:
-        if self._decoded is None:
-            dense = self._decode_from(slot, 0)
-        else:
-            dense = self._decoded.upto(slot, self._n_coded, lambda start: self._decode_from(slot, start))
-        return dense if self._exceptions is None else self._exceptions.put_over(dense, slot)
-
-    def _decode_from(self, slot: Slot, start: int) -> Tensor:
-        packed = self.packed(slot)
-        assert self.codec is not None and packed is not None, "nothing is coded"
-        if start:
-            entry = {name: start // buffer.tokens_per_entry for name, buffer in self._coded[slot].items()}
-            side = {name: x[..., entry[name] :] for name, x in packed.side.items()}
-            packed = Packed(packed.planes[..., entry["planes"] :], side)
-        return self.codec.side(slot).decode(packed, self._positions(start, self._n_coded))
-
     def _forget_decoded(self) -> None:
         if self._decoded is not None:
             self._decoded.forget()
-
-    def _read(self, slot: Slot) -> Tensor:
-        sink, recent = self.exact(slot)
-        if self._n_coded == 0:
-            return torch.cat([sink, recent], dim=2)
-        with as_written(recent.device):
-            return torch.cat([sink, as_dtype(self._decode(slot), recent.dtype), recent], dim=2)

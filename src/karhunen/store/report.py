@@ -10,7 +10,8 @@ from karhunen.store.account import Account
 @final
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer. `reason` says why it is exact; empty where it is coded."""
+    """One layer. `reason` says why it is exact, empty where it is coded; `how_read` how attention last read its coded
+    tokens (from bytes, or why not), empty before it did."""
 
     layer: int
     kind: str
@@ -18,6 +19,7 @@ class LayerReport:
     n_coded: int
     reason: str
     account: Account
+    how_read: str = ""
 
 
 @final

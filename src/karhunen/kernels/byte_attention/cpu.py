@@ -1,7 +1,7 @@
 """Attention from bytes on a CPU: look-ups and additions in place of most of the arithmetic.
 
     keys, folded     F_j[byte] = ⟨q′, table_j[byte]⟩ once per block; a token's score is Σ_j F_j[byte_j]
-    keys, direct     ⟨q′, table_j[byte_j]⟩ for each token, where a block is too short to repay folding
+    keys, direct     entries side by side in a tile of 64 tokens, then ⟨q′, tile⟩, where a block is too short to fold
     values           H_j[byte] += p_n · gain_n, a histogram of attention weight; mean = Σ_byte H_j[byte] · table_j[byte]
 
 All query rows of a KV head (up to 8) lie side by side in one vector, so a look-up or an addition serves the group, and
@@ -12,6 +12,7 @@ hardly ever rescaled. Work is cut by (batch, KV head, rows, tokens); partials of
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -58,9 +59,8 @@ softmax weight carries the score's absolute error as a relative one; means and l
 
 SPAN = 512
 """Tokens of one softmax step: their scores of 8 rows take 16 KiB, half of a common first-level cache."""
-PASS_OCTETS = 8
-"""A pass of the direct path reads at most this many planes at once: their tables of 4 KiB fill a first-level cache, and
-their tokens are often a power of two bytes apart, where a cache of eight ways keeps no more lines."""
+TILE = 64
+"""Tokens decoded at a time by the direct path: 64 columns of them take half of a common first-level cache."""
 SLACK = 16.0
 """How far a score may exceed the softmax reference: e^16 times 2^20 tokens is far from float32's end."""
 
@@ -120,7 +120,7 @@ def byte_attention(
 
     def run(first: int, step: int) -> None:
         _attend(
-            rows, problem, key_side, value_side, _scratch(rows, key_side.tables, value_side.tables),
+            rows, problem, key_side, value_side, _scratch(rows, key_side, value_side.tables, folded),
             first, step, b * h * n_chunks * n_splits, mean.view(-1).numpy(), log_sum.view(-1).numpy(),
         )  # fmt: skip
 
@@ -156,7 +156,7 @@ def repays_folding(tables: ByteTables, n_rows: int, fold_tokens: int) -> bool:
     n_quads = len(prepared.quad_plane)
     fold = n_quads * (65.0 if n_rows == 1 else 250.0)
     look_up = tables.n_planes * (0.27 + 0.03 * n_rows) * fold_tokens
-    multiply = len(octets_of(tables).plane) * (0.6 + 0.2 * n_rows) * fold_tokens
+    multiply = n_quads * (0.6 + 0.13 * n_rows) * fold_tokens
     return fold + look_up < multiply
 
 
@@ -212,21 +212,25 @@ class _Scratch(NamedTuple):
     largest: np.ndarray
     lanes: np.ndarray
     total: np.ndarray  # [row], float64
-    frames: np.ndarray  # [row], where each row's q' begins
+    frames: np.ndarray  # [8], where the q' of row k % n_rows begins
+    tile: np.ndarray  # [token of a tile, and eight more][column, and eight more]
 
 
-def _scratch(rows: tuple[int, ...], keys: Quads, values: Quads) -> _Scratch:
-    n_rows = len(rows)
+def _scratch(rows: tuple[int, ...], key_side: _Side, values: Quads, folded: bool) -> _Scratch:
+    n_rows, keys = len(rows), key_side.tables
+    stride = 0 if folded else -(-int(key_side.octets.n_columns.max(initial=0)) // 8) * 8 + 8
+    tile = torch.zeros(TILE * stride + 8 * stride).numpy()  # aligned; rows past the last token are read
+    last = (np.empty(n_rows), np.empty(8, np.int64), tile)
     sizes = (
         int(np.diff(keys.head_quads).max()) * 4 * n_rows,
         int(np.diff(keys.plane_start).max()) * 256 * n_rows,
         int(np.diff(values.plane_start).max()) * 256 * n_rows,
         int(np.diff(values.head_quads).max()) * 4 * n_rows,
-        SPAN * n_rows + 8,
+        (SPAN + 8) * n_rows + 8,
         SPAN + 8,
         *[8] * 4,
     )
-    return _Scratch(*(np.empty(size, np.float32) for size in sizes), np.empty(n_rows), np.empty(n_rows, np.int64))
+    return _Scratch(*(np.empty(size, np.float32) for size in sizes), *last)
 
 
 def _in_columns(q_frames: Tensor, tables: ByteTables) -> tuple[np.ndarray, int]:
@@ -235,27 +239,25 @@ def _in_columns(q_frames: Tensor, tables: ByteTables) -> tuple[np.ndarray, int]:
     Eight floats past the last row may be read, for tables that are zero there, so a row may end with its neighbour's.
     """
     if tables.in_order:
-        return _rows_of(q_frames)
+        return _rows_of(q_frames, 8)
     starts = [tables.column_start[plane] for plane in tables.plane_start]
-    widest = max(stop - start for start, stop in zip(starts, starts[1:], strict=False))
+    widest = max(stop - start for start, stop in pairwise(starts))
     made = q_frames.new_zeros(*q_frames.shape[:-1], widest, dtype=torch.float32)
-    for head, (start, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+    for head, (start, stop) in enumerate(pairwise(starts)):
         made[:, head, ..., : stop - start] = q_frames[:, head].index_select(-1, tables.coefficient[start:stop].long())
-    return _rows_of(made)
+    return _rows_of(made, 8)
 
 
-def _rows_of(tensor: Tensor) -> tuple[np.ndarray, int]:
-    """All vectors of the last axis, each followed by eight readable floats, and their distance in floats."""
+def _rows_of(tensor: Tensor, spare: int = 0) -> tuple[np.ndarray, int]:
+    """All vectors of the last axis, their distance in floats, and `spare` readable floats after the last."""
     tensor = tensor.detach().float()
-    stride, steps = tensor.stride(-2), [n * s for n, s in zip(tensor.shape[1:-1], tensor.stride()[1:-1], strict=True)]
-    evenly = tensor.stride(-1) == 1 and list(tensor.stride()[:-2]) == steps
-    last = tensor.storage_offset() + tensor[..., 0].numel() * stride
-    room = tensor.untyped_storage().nbytes() // 4 - last
-    if not evenly or room < 8:
-        tensor = torch.nn.functional.pad(tensor, (0, 8))
-        stride, room = tensor.stride(-2), 0
-    n = tensor[..., 0].numel() * stride + min(room, 8)
-    return tensor.as_strided((n,), (1,)).numpy(), stride
+    n, width, stride = tensor[..., 0].numel(), tensor.shape[-1], tensor.stride(-2)
+    steps = [size * step for size, step in zip(tensor.shape[1:-1], tensor.stride()[1:-1], strict=True)]
+    end = tensor.storage_offset() + (n - 1) * stride + width + spare
+    if tensor.stride(-1) != 1 or list(tensor.stride()[:-2]) != steps or 4 * end > tensor.untyped_storage().nbytes():
+        tensor = torch.nn.functional.pad(tensor, (0, spare)).contiguous()
+        stride = width + spare
+    return tensor.as_strided(((n - 1) * stride + width + spare,), (1,)).numpy(), stride
 
 
 def _flat(tensor: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
@@ -543,69 +545,60 @@ def _score_folded(rows, keys, batch, head, start, stop, folded, scores, out):
 
 @njit(cache=True, nogil=True)
 def _score_direct(rows, problem, keys, batch, head, first_row, span, span_end, scratch):
-    """Scores of a span from the entries themselves: eight columns of a plane a vector, eight (token, row) sums at once.
-
-    A pass takes as many octets as stay in the first-level cache through all blocks of the span.
-    """
+    """Scores of a span: a tile of tokens at a time becomes columns of floats, which meet the query of their block."""
     n_rows = len(rows)
-    first, last = keys.octets.head_octets[head], keys.octets.head_octets[head + 1]
-    if first == last:
-        scratch.scores[: (span_end - span) * n_rows] = 0
-    for left in range(first, last, PASS_OCTETS):
-        right = min(last, left + PASS_OCTETS)
-        start = span
-        while start < span_end:
-            block, stop = _block_end(problem, start, span_end)
-            out = (start - span) * n_rows
-            for r in range(n_rows):
-                scratch.frames[r] = _frame(problem, batch, head, first_row + r, block)
-            _add_products(
-                rows, problem.q_frames, keys, batch, left, right, start, stop, left == first, scratch.frames,
-                scratch.lanes, scratch.scores, out,
-            )  # fmt: skip
-            start = stop
+    octets = keys.octets
+    left, right = octets.head_octets[head], octets.head_octets[head + 1]
+    n_columns = octets.n_columns[head]
+    stride = scratch.tile.size // (TILE + 8)
+    n_vectors = (n_columns + 7) // 8
+    for n in range(TILE):
+        store(scratch.tile, n * stride + n_columns, splat(8, 0.0))
+    start = span
+    while start < span_end:
+        block, stop = _block_end(problem, start, span_end)
+        stop = min(stop, start + TILE)
+        address = keys.codes + batch * keys.batch_stride + start
+        _decode(octets.entries, octets.plane, octets.column, left, right, address, keys.plane_stride, stop - start,
+                stride, scratch.tile)  # fmt: skip
+        for r in range(8):
+            scratch.frames[r] = _frame(problem, batch, head, first_row + r % n_rows, block)
+        _multiply(rows, problem.q_frames, scratch.frames, scratch.tile, stride, n_vectors, stop - start,
+                  scratch.scores, (start - span) * n_rows)  # fmt: skip
+        start = stop
 
 
 @njit(cache=True, nogil=True)
-def _add_products(rows, query, keys, batch, left, right, start, stop, fresh, frames, lanes, scores, out):
+def _decode(entries, plane, column, left, right, address, plane_stride, n_tokens, stride, tile):
+    """Each plane's entries over the zeros that padded the one before."""
+    for octet in range(left, right):
+        codes = address + plane[octet] * plane_stride
+        table, to = octet * 2048, column[octet]
+        for n in range(n_tokens):
+            store(tile, n * stride + to, entry(entries, table + 8 * byte(codes + n)))
+
+
+@njit(cache=True, nogil=True)
+def _multiply(rows, query, frames, tile, stride, n_vectors, n_tokens, scores, out):
+    """Eight (token, row) sums at once: sum i is of token i // n_rows and row i % n_rows; equal loads become one."""
     n_rows = len(rows)
-    octets = keys.octets
-    address = keys.codes + batch * keys.batch_stride + start
-    n_tokens = stop - start
     per_step = 8 // n_rows
-    whole = n_tokens // per_step * per_step
-    f, g, h, i = frames[0 % n_rows], frames[1 % n_rows], frames[2 % n_rows], frames[3 % n_rows]
-    j, k, l, m = frames[4 % n_rows], frames[5 % n_rows], frames[6 % n_rows], frames[7 % n_rows]
-    for n in range(0, whole, per_step):
+    f, g, h, i = frames[0], frames[1], frames[2], frames[3]
+    j, k, o, p = frames[4], frames[5], frames[6], frames[7]
+    for n in range(0, n_tokens, per_step):
         zero = splat(8, 0.0)
         s, t, u, v, w, x, y, z = zero, zero, zero, zero, zero, zero, zero, zero
-        for octet in range(left, right):
-            a = address + octets.plane[octet] * keys.plane_stride + n
-            c = octets.column[octet]
-            e = octet * 2048
-            # Sum i is of token i // n_rows and row i % n_rows; equal loads below become one.
-            s = fma(entry(octets.entries, e + 8 * byte(a + 0 // n_rows)), load(8, query, f + c), s)
-            t = fma(entry(octets.entries, e + 8 * byte(a + 1 // n_rows)), load(8, query, g + c), t)
-            u = fma(entry(octets.entries, e + 8 * byte(a + 2 // n_rows)), load(8, query, h + c), u)
-            v = fma(entry(octets.entries, e + 8 * byte(a + 3 // n_rows)), load(8, query, i + c), v)
-            w = fma(entry(octets.entries, e + 8 * byte(a + 4 // n_rows)), load(8, query, j + c), w)
-            x = fma(entry(octets.entries, e + 8 * byte(a + 5 // n_rows)), load(8, query, k + c), x)
-            y = fma(entry(octets.entries, e + 8 * byte(a + 6 // n_rows)), load(8, query, l + c), y)
-            z = fma(entry(octets.entries, e + 8 * byte(a + 7 // n_rows)), load(8, query, m + c), z)
-        at = out + n * n_rows
-        before = zero if fresh else load(8, scores, at)
-        store(scores, at, add(before, sums_of_eight(s, t, u, v, w, x, y, z)))
-    for n in range(whole, n_tokens):
-        for r in range(n_rows):
-            at = out + n * n_rows + r
-            total = splat(8, 0.0)
-            for octet in range(left, right):
-                code = byte(address + octets.plane[octet] * keys.plane_stride + n)
-                query_part = load(8, query, frames[r] + octets.column[octet])
-                total = fma(entry(octets.entries, octet * 2048 + 8 * code), query_part, total)
-            zero = splat(8, 0.0)
-            store(lanes, 0, sums_of_eight(total, zero, zero, zero, zero, zero, zero, zero))
-            scores[at] = lanes[0] if fresh else scores[at] + lanes[0]
+        at = n * stride
+        for c in range(0, 8 * n_vectors, 8):
+            s = fma(load(8, tile, at + c + 0 // n_rows * stride), load(8, query, f + c), s)
+            t = fma(load(8, tile, at + c + 1 // n_rows * stride), load(8, query, g + c), t)
+            u = fma(load(8, tile, at + c + 2 // n_rows * stride), load(8, query, h + c), u)
+            v = fma(load(8, tile, at + c + 3 // n_rows * stride), load(8, query, i + c), v)
+            w = fma(load(8, tile, at + c + 4 // n_rows * stride), load(8, query, j + c), w)
+            x = fma(load(8, tile, at + c + 5 // n_rows * stride), load(8, query, k + c), x)
+            y = fma(load(8, tile, at + c + 6 // n_rows * stride), load(8, query, o + c), y)
+            z = fma(load(8, tile, at + c + 7 // n_rows * stride), load(8, query, p + c), z)
+        store(scores, out + n * n_rows, sums_of_eight(s, t, u, v, w, x, y, z))
 
 
 @njit(cache=True, nogil=True)

@@ -1,6 +1,7 @@
 """The definition of attention from bytes: decode, then softmax.
 
-    κ̂_n = gain_n · Σ_j table_j[code_j,n]          s_n = cap(scale · (⟨q′_block(n), κ̂_n⟩ + bias_block(n) + bias_block(n),offset(n))) + mask_n
+    κ̂_n = gain_n · Σ_j table_j[code_j,n]
+    s_n = cap(scale · (⟨q′_block(n), κ̂_n⟩ + bias_block(n) + bias_block(n),offset(n))) + mask_n
     mean = Σ_n softmax(s)_n · ν̂_n                 log_sum = log Σ_n e^s_n,    cap(s) = c · tanh(s / c)
 
 q′ is the query with rotation and inverse key transform folded in, one per block of `block_tokens` tokens; the value's

@@ -1,0 +1,264 @@
+"""Attention to everything a layer holds, read from its bytes: no dense copy of the coded tokens exists at any time.
+
+    coded tokens   a chunk at a time: frames of the query ─▶ kernel on bytes ─▶ mean of value coefficients, log-sum
+    all chunks     merged by log-sum-exp ─▶ inverse value transform, once
+    exact tokens   sinks, recent and excepted ones: two products with a softmax between; merged with the coded ones
+
+Working memory is that of one chunk and does not grow with the cache. `reference.attend` is the definition.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from karhunen.attention.reader import ByteSide, Reader
+from karhunen.codec import Packed, SideCodec
+from karhunen.kernels.byte_attention import CodedTokens, Partial, byte_attention, choose_path, merge_partials
+from karhunen.kernels.byte_attention.naive import additive
+from karhunen.quantizers.base import Codes
+from karhunen.store.exceptions import Exceptions
+from karhunen.store.snapshot import Snapshot
+
+CHUNK_TOKENS = 8192
+"""Coded tokens read at a time: bounds the working memory, at 1 % of the time for what each chunk costs."""
+
+TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
+"""Against decoding, then softmax, in float32: both sum some hundred float32 terms in different orders, and the inverse
+transform of the decoded path rounds each key where this one rounds each query; outputs are of order 1."""
+
+
+def attend(
+    reader: Reader,
+    held: Snapshot,
+    query: Float[Tensor, "b q m d"],
+    *,
+    scale: float,
+    softcap: float | None = None,
+    mask: Shaped[Tensor, "b 1 m t"] | None = None,
+    sinks: Float[Tensor, " q"] | None = None,
+) -> Float[Tensor, "b q m e"]:
+    """The newest `m` tokens, held exact, attend to all tokens held up to each of them.
+
+    `mask` is additive, or true where a token is seen; it says all that is visible if given. `sinks` are learned
+    logits that take a share of the softmax and give nothing. ValueError where `refusal` gives a reason.
+    """
+    if reason := refusal(reader, held, query, mask):
+        raise ValueError(f"these tokens cannot be read from their bytes: {reason}")
+    b, n_heads, m, _ = query.shape
+    h = held.recent["key"].shape[1]
+    rows = query.reshape(b, h, n_heads // h * m, -1).to(torch.promote_types(query.dtype, torch.float32))
+    parts = [_exact(held, rows, m, scale, softcap, mask)]
+    if held.packed is not None:
+        parts.append(_coded(reader, held, rows, scale, softcap, _over_coded(held, mask)))
+    whole = merge_partials(parts)
+    out = whole.mean.reshape(b, n_heads, m, -1)
+    if sinks is not None:
+        share = torch.sigmoid(whole.log_sum.reshape(b, n_heads, m) - sinks.to(rows.dtype)[:, None])
+        out = out * share[..., None]
+    return out.to(query.dtype)
+
+
+def refusal(reader: Reader, held: Snapshot, query: Tensor, mask: Tensor | None) -> str:
+    """Why these tokens have to be decoded instead; empty if they can be read as they are."""
+    if reader.mode == "decoded":
+        return reader.reason
+    if query.device.type != "cpu":
+        return choose_path(query.device.type).reason
+    granule = reader.codec.granule_tokens
+    if any(start % granule for start, _, _ in held.offsets(0, held.n_coded)):
+        return "positions change within a block of tokens that were coded together"
+    if mask is not None and held.n_coded:
+        if mask.shape[1] != 1:
+            return "the mask differs between heads"
+        coded = mask[..., held.n_sink : held.n_sink + held.n_coded]
+        if mask.shape[2] > 1 and not bool((coded == coded[:, :, :1]).all()):
+            return "the mask differs between queries over coded tokens"
+    return ""
+
+
+def _exact(held: Snapshot, rows: Tensor, m: int, scale: float, softcap: float | None, mask: Tensor | None) -> Partial:
+    """Sinks, recent tokens (the new ones among them) and excepted ones."""
+    extra = held.exceptions.by_row(held.batch) if held.exceptions is not None else None
+    key, value = (
+        torch.cat([held.sink[s], held.recent[s], *([getattr(extra, s)] if extra else [])], dim=2).to(rows.dtype)
+        for s in ("key", "value")
+    )
+    scores = rows @ key.mT * scale  # [b h r n]
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    n_held = held.n_sink + held.recent["key"].shape[2]
+    if mask is not None:
+        visible = torch.cat([mask[..., : held.n_sink], mask[..., held.n_sink + held.n_coded :]], dim=-1)
+        terms = additive(visible.flatten(0, 2), rows.dtype).view_as(visible)
+        if extra:
+            index = (held.n_sink + extra.tokens)[:, None, None].expand(-1, 1, mask.shape[2], -1)
+            at = mask.gather(-1, index)
+            terms = torch.cat([terms, additive(at.flatten(0, 2), rows.dtype).view_as(at)], dim=-1)
+        scores = _per_query(scores, terms, m)
+    elif m > 1:
+        later = torch.ones(m, n_held, dtype=torch.bool).triu(n_held - m + 1)
+        terms = torch.zeros(1, 1, m, key.shape[2], dtype=rows.dtype)
+        terms[..., :n_held].masked_fill_(later, -torch.inf)
+        scores = _per_query(scores, terms, m)
+    if extra is not None and not extra.all_there:
+        scores[..., n_held:].masked_fill_(~extra.there[:, None, None], -torch.inf)
+    return _partial(scores, value)
+
+
+def _per_query(scores: Tensor, terms: Tensor, m: int) -> Tensor:
+    return (scores.unflatten(2, (-1, m)) + terms[:, :, None]).flatten(2, 3)
+
+
+def _partial(scores: Float[Tensor, "b g r n"], values: Float[Tensor, "b #g n c"]) -> Partial:
+    largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)
+    weights = (scores - largest).exp_()
+    total = weights.sum(-1, keepdim=True)
+    mean = (weights @ values) / total.clamp_min(torch.finfo(scores.dtype).tiny)
+    return Partial(mean, (largest + total.log()).squeeze(-1))
+
+
+def _over_coded(held: Snapshot, mask: Tensor | None) -> Tensor | None:
+    """What of the mask lies over coded tokens, [b t]; None where all are seen."""
+    if mask is None:
+        return None
+    coded = mask[:, 0, 0, held.n_sink : held.n_sink + held.n_coded]
+    seen = coded if coded.dtype == torch.bool else coded == 0
+    return None if bool(seen.all()) else coded
+
+
+def _coded(
+    reader: Reader, held: Snapshot, rows: Tensor, scale: float, softcap: float | None, mask: Tensor | None
+) -> Partial:
+    """All coded tokens, in vectors of values."""
+    assert held.packed is not None and reader.frames is not None and reader.to_vectors is not None, "something is coded"
+    laid_out = reader.frames.lay_out(rows)
+    parts: list[Partial] = []
+    for start, stop, first in _chunks(held, reader.codec.granule_tokens):
+        visible = _visible(held.exceptions, held.batch, mask, start, stop)
+        settings = {"scale": scale, "softcap": softcap}
+        if bool((first == first[0]).all()):
+            parts.append(
+                _read(reader, held.packed, slice(None), start, stop, int(first[0]), laid_out, visible, settings)
+            )
+            continue
+        by_row = [
+            _read(
+                reader, held.packed, slice(r, r + 1), start, stop, int(first[r]), laid_out[r : r + 1],
+                None if visible is None else visible[r : r + 1], settings,
+            )
+            for r in range(held.batch)
+        ]  # fmt: skip
+        parts.append(Partial(torch.cat([p.mean for p in by_row]), torch.cat([p.log_sum for p in by_row])))
+    whole = parts[0] if len(parts) == 1 else merge_partials(parts)
+    h, r = rows.shape[1:3]
+    maps = reader.to_vectors
+    mean = whole.mean.reshape(held.batch, h, r, -1).to(rows.dtype)
+    vectors = mean @ maps.matrix.to(rows.dtype) + maps.offset.to(rows.dtype)[:, None]
+    return Partial(vectors, whole.log_sum.reshape(held.batch, h, r).to(rows.dtype))
+
+
+def _chunks(held: Snapshot, granule: int) -> Iterator[tuple[int, int, Tensor]]:
+    """Runs of coded tokens at rising positions, in whole granules where the runs allow."""
+    step = max(1, CHUNK_TOKENS // granule) * granule
+    for start in range(0, held.n_coded, step):
+        yield from held.offsets(start, min(held.n_coded, start + step))
+
+
+def _visible(
+    exceptions: Exceptions | None, batch: int, mask: Tensor | None, start: int, stop: int
+) -> Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None:
+    """The mask of one chunk, tokens that are read exact hidden."""
+    here = None if mask is None else mask[:, start:stop]
+    if exceptions is None:
+        return here
+    among = (exceptions.tokens >= start) & (exceptions.tokens < stop)
+    if not bool(among.any()):
+        return here
+    here = torch.ones(batch, stop - start, dtype=torch.bool) if here is None else here.clone()
+    hidden = False if here.dtype == torch.bool else -torch.inf
+    here[exceptions.rows[among].long(), exceptions.tokens[among].long() - start] = hidden
+    return here
+
+
+def _read(
+    reader: Reader, packed: Any, rows: slice, start: int, stop: int, first: int, laid_out: Tensor,
+    mask: Tensor | None, settings: dict[str, Any],
+) -> Partial:  # fmt: skip
+    """One chunk of rows whose tokens `start` … `stop` stand at positions from `first` on, in value coefficients."""
+    frames = reader.frames
+    assert frames is not None, "a reader of coded tokens has frames"
+    b, h, r = laid_out.shape[:3]
+    c, k = frames.matrix.shape[-1], frames.bias.shape[-1]
+    block = frames.block_tokens
+    first_block = 0 if block is None else first // block
+    skipped = 0 if block is None else first - first_block * block
+    n_blocks = 1 if block is None else (stop - start - 1 + skipped) // block + 1
+    made = frames.blocks(first_block, n_blocks, laid_out.dtype) @ laid_out  # [b h r n c+k+8]
+    if reader.codec.key.frame.joined:
+        made = made.reshape(b, 1, h * r, n_blocks, -1)
+    queries, bias = made[..., :c], made[..., c : c + k]
+    key_bias = bias.squeeze(-1) if k and k != block else None
+    offset_bias = bias if k and k == block else None
+    terms: dict[str, Any] = {
+        "key_bias": key_bias, "offset_bias": offset_bias, "block_tokens": block, "first_offset": skipped, "mask": mask,
+        **settings,
+    }  # fmt: skip
+    sides = [(_rows_of(packed[slot], rows, start, stop, reader.codec.side(slot))) for slot in ("key", "value")]
+    if reader.key is not None and reader.value is not None:
+        key, value = (_tokens(side, which) for side, which in zip(sides, (reader.key, reader.value), strict=True))
+        path = choose_path("cpu").path if queries.dtype == torch.float32 else "naive"
+        return byte_attention(queries, key, value, path=path, **terms)
+    assert reader.to_vectors is not None, "a reader of coded tokens maps values back"
+    y, z = (_coefficients(reader.codec.side(slot), p) for slot, p in zip(("key", "value"), sides, strict=True))
+    return _read_coefficients(queries, y, z[..., : reader.to_vectors.n_kept], h, **terms)
+
+
+def _rows_of(packed: Packed, rows: slice, start: int, stop: int, side: SideCodec) -> Packed:
+    """Some rows and tokens; views."""
+    n = packed.planes.shape[-1]
+
+    def cut(x: Tensor) -> Tensor:
+        per_entry = n // x.shape[-1]
+        return x[rows, ..., start // per_entry : -(-stop // per_entry)]
+
+    return Packed(cut(packed.planes), {name: cut(x) for name, x in packed.side.items()})
+
+
+def _tokens(packed: Packed, side: ByteSide) -> CodedTokens:
+    return CodedTokens(packed.planes, side.tables, packed.side.get("gain"), side.gain_levels)
+
+
+def _coefficients(side: SideCodec, packed: Packed) -> Float[Tensor, "b g t c"]:
+    return side.quantizer.decode(Codes(side.layout.unpack(packed.planes), packed.side))
+
+
+def _read_coefficients(
+    queries: Float[Tensor, "b g r n c"],
+    y: Float[Tensor, "b g t k"],
+    z: Float[Tensor, "b #h t e"],
+    n_heads: int,
+    *,
+    key_bias: Tensor | None,
+    offset_bias: Tensor | None,
+    block_tokens: int | None,
+    first_offset: int,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> Partial:
+    """As the kernel's definition, from coefficients that are there already."""
+    b, n, c = len(queries), *queries.shape[3:]
+    t, dtype = y.shape[2], queries.dtype
+    size = t if block_tokens is None else block_tokens
+    blocks = torch.nn.functional.pad(y[..., :c].to(dtype), (0, 0, first_offset, n * size - t - first_offset))
+    scores = torch.einsum("bgrnc,bgnkc->bgrnk", queries, blocks.unflatten(2, (n, size)))
+    scores = scores if key_bias is None else scores + key_bias[..., None]
+    scores = scores if offset_bias is None else scores + offset_bias
+    scores = scores.flatten(3)[..., first_offset : first_offset + t]
+    scores = scores.reshape(b, n_heads, -1, t) * scale
+    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+    scores = scores if mask is None else scores + additive(mask, dtype)[:, None, None]
+    return _partial(scores, z.to(dtype))

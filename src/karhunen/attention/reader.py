@@ -1,0 +1,134 @@
+"""How the coded tokens of one layer are read: decided once for a codec, with the reason where it is not from bytes.
+
+| mode           | what meets the query | when |
+|----------------|----------------------|------|
+| `bytes`        | table entries, by karhunen.kernels.byte_attention | both sides have a 256-entry table per byte |
+| `coefficients` | coefficients decoded a chunk at a time, no inverse transform per token | any other codec |
+| `decoded`      | dense keys and values of all tokens, by the model's own attention | where neither is exact |
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from karhunen.attention.absorbed import Absorbed, InverseMap
+from karhunen.attention.frame_queries import FrameQueries
+from karhunen.codec import LayerCodec, SideCodec
+from karhunen.kernels.byte_attention import choose_path
+from karhunen.kernels.byte_tables import ByteTables
+from karhunen.quantizers.gains import gain_values
+from karhunen.quantizers.vector import VectorQuantizer
+from karhunen.store.snapshot import Snapshot
+
+Mode = Literal["bytes", "coefficients", "decoded"]
+
+
+@final
+@dataclass(frozen=True)
+class ByteSide:
+    """One side's tables with a coefficient of its own for each column, and what its gain bytes mean.
+
+    `column` says which coefficient of the transform each stands for; unused ones, up to the widest head, are 0.
+    """
+
+    tables: ByteTables
+    column: Int[Tensor, "g c"]
+    gain_levels: Float[Tensor, " 256"] | None
+
+    @classmethod
+    def of(cls, side: SideCodec) -> "ByteSide | str":
+        """None of it where the reason given stands in the way."""
+        quantizer = side.quantizer
+        if not isinstance(quantizer, VectorQuantizer):
+            return f"{type(quantizer).__name__} has no codeword tables"
+        if side.layout.pages is not None:
+            return "its pages are entropy-coded"
+        tables = quantizer.byte_tables
+        if tables is None:
+            return "its codeword tables do not have 256 entries each"
+        starts = [tables.column_start[plane] for plane in tables.plane_start]
+        heads = list(pairwise(starts))
+        widest = max(stop - start for start, stop in heads)
+        column = torch.zeros(len(heads), widest, dtype=torch.int64)
+        for head, (start, stop) in enumerate(heads):
+            column[head, : stop - start] = tables.coefficient[start:stop]
+        own = torch.cat([torch.arange(stop - start) for start, stop in heads])
+        levels = gain_values(torch.arange(256, dtype=torch.uint8)) if quantizer.gain == "log8" else None
+        return cls(replace(tables, coefficient=own, n_coefficients=widest), column, levels)
+
+    def of_heads(self, n_heads: int) -> Int[Tensor, "h c"]:
+        """`column` of each head; joined heads share one."""
+        return self.column.expand(n_heads, -1)
+
+
+@final
+@dataclass(frozen=True)
+class Reader:
+    """One layer's codec, ready to be read. Holds no token; `reason` is empty in mode `bytes`."""
+
+    codec: LayerCodec
+    mode: Mode
+    reason: str
+    frames: FrameQueries | None = None
+    key: ByteSide | None = None
+    value: ByteSide | None = None
+    to_vectors: InverseMap | None = None
+
+    @classmethod
+    def of(cls, codec: LayerCodec, key_dim: int, value_dim: int, dtype: torch.dtype = torch.float32) -> "Reader":
+        """For vectors of these sizes; the maps are in `dtype`."""
+        if codec.key.layout.pages is not None or codec.value.layout.pages is not None:
+            return cls(codec, "decoded", "entropy-coded pages are decoded whole")
+        try:
+            absorbed = Absorbed.of(codec, key_dim, value_dim, torch.float64)
+            frames = FrameQueries.of(codec.key, absorbed.key, dtype)
+        except ValueError as error:
+            return cls(codec, "decoded", str(error))
+        to_vectors = absorbed.value
+        if codec.value.mean is not None:
+            to_vectors = replace(to_vectors, offset=to_vectors.offset + codec.value.mean)
+        to_vectors = to_vectors.to(dtype)
+        sides = {slot: ByteSide.of(codec.side(slot)) for slot in ("key", "value")}
+        reasons = [f"{slot}s: {found}" for slot, found in sides.items() if isinstance(found, str)]
+        if codec.key.frame.joined != codec.value.frame.joined:
+            reasons.append("keys and values group the heads differently")
+        if reasons:
+            return cls(codec, "coefficients", "; ".join(reasons), frames, to_vectors=to_vectors)
+        key, value = sides["key"], sides["value"]
+        assert isinstance(key, ByteSide) and isinstance(value, ByteSide), "both sides have tables"
+        return cls(
+            codec,
+            "bytes",
+            "",
+            frames.with_columns(key.of_heads(codec.key.n_heads)),
+            key,
+            value,
+            replace(to_vectors, matrix=_rows(to_vectors.matrix, value.of_heads(codec.value.n_heads))),
+        )
+
+    @cached_property
+    def description(self) -> str:
+        """The mode, and the kernel's path or the reason why it is not `bytes`."""
+        if self.mode != "bytes":
+            return f"{self.mode} ({self.reason})"
+        choice = choose_path("cpu")
+        return f"bytes, {choice.path} path ({choice.reason})"
+
+
+def _rows(matrix: Float[Tensor, "h r d"], index: Int[Tensor, "h c"]) -> Float[Tensor, "h c d"]:
+    return matrix.gather(1, index[..., None].expand(-1, -1, matrix.shape[-1])).contiguous()
+
+
+def reader_of(codec: LayerCodec, held: Snapshot) -> Reader:
+    """The reader of a layer for what it holds; made once for a codec."""
+    key, value = (held.recent[slot] for slot in ("key", "value"))
+    dtype = torch.promote_types(key.dtype, torch.float32)
+    name = f"reader {key.shape[1:4:2]} {value.shape[1:4:2]} {dtype}"
+    if name not in codec.prepared:
+        codec.prepared[name] = Reader.of(codec, key.shape[-1], value.shape[-1], dtype)
+    return codec.prepared[name]

@@ -1,0 +1,116 @@
+"""`attn_implementation="karhunen"`: coded history is read from its bytes, everything else goes to the plain attention.
+
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="karhunen")      # after `import karhunen.hf`
+    model.set_attn_implementation("karhunen")                                               # or later
+
+With an ordinary cache, in prefill and in layers that are not coded this is `sdpa`; `eager` where the layer has what
+sdpa cannot do (soft-capped scores, learned sinks). What bytes cannot serve is decoded, and the cache's report says why.
+"""
+
+import sys
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from karhunen.attention import fused
+from karhunen.hf.capture import own_attention
+from karhunen.hf.history import HistoryTensor
+
+NAME = "karhunen"
+
+
+def register() -> None:
+    """Make the name known to transformers; doing it again changes nothing."""
+    AttentionInterface.register(NAME, karhunen_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def karhunen_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of one layer, as transformers calls it: (output [b m q e], weights or None)."""
+    if isinstance(key, HistoryTensor) and isinstance(value, HistoryTensor):
+        history = key.history
+        reason = _refusal(module, query, key, value, attention_mask, arguments)
+        if not reason:
+            out = fused.attend(
+                history.reader,
+                history.snapshot,
+                query.detach(),
+                scale=_scale(query, arguments),
+                softcap=arguments.get("softcap"),
+                mask=attention_mask,
+                sinks=_sinks(module, arguments),
+            )
+            history.on_read(history.reader.description)
+            return out.transpose(1, 2).contiguous(), None
+        key, value = key.dense(reason), value.dense(reason)
+    return _plain(module, query, key, value, attention_mask, arguments)
+
+
+def _refusal(
+    module: nn.Module, query: Tensor, key: HistoryTensor, value: HistoryTensor, mask: Any, arguments: dict[str, Any]
+) -> str:
+    """Why this call is served from decoded tokens; empty if bytes do."""
+    if key.history is not value.history or (key.slot, value.slot) != ("key", "value"):
+        return "keys and values do not come from one cache layer"
+    if query.requires_grad:
+        return "gradients pass through attention"
+    if arguments.get("dropout") and module.training:
+        return "attention drops out weights"
+    if arguments.get("output_attentions"):
+        return "the weights themselves are asked for"
+    if arguments.get("position_bias") is not None:
+        return "the model adds a bias of its own to the scores"
+    if arguments.get("sliding_window") is not None:
+        return "the layer sees a sliding window"
+    if not (getattr(module, "is_causal", True) if arguments.get("is_causal") is None else arguments["is_causal"]):
+        return "the layer is not causal"
+    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-1] != key.shape[-2]):
+        return f"the mask {tuple(getattr(mask, 'shape', ()))} does not cover the {key.shape[-2]} tokens held"
+    return fused.refusal(key.history.reader, key.history.snapshot, query, mask)
+
+
+def _scale(query: Tensor, arguments: dict[str, Any]) -> float:
+    scale = arguments.get("scaling")
+    return float(query.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def _sinks(module: nn.Module, arguments: dict[str, Any]) -> Tensor | None:
+    found = arguments.get("s_aux")
+    found = getattr(module, "sinks", None) if found is None else found
+    return found.detach() if isinstance(found, Tensor) else None
+
+
+def _plain(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, arguments: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """transformers' own: sdpa, or the eager attention of the module's file."""
+    asks_more = arguments.get("softcap") is not None or _sinks(module, arguments) is not None
+    if not asks_more and _has_sdpa(type(module)):
+        return own_attention(module, "sdpa")(module, query, key, value, mask, **arguments)
+    return own_attention(module, "eager")(module, query, key, value, _added(mask, query, key, module), **arguments)
+
+
+@cache
+def _has_sdpa(kind: type[nn.Module]) -> bool:
+    """Whether the models of the module's file say that sdpa computes their attention."""
+    names = vars(sys.modules.get(kind.__module__, object))
+    models = [x for x in names.values() if isinstance(x, type) and issubclass(x, PreTrainedModel)]
+    mine = [x for x in models if x.__module__ == kind.__module__]
+    return all(cast("Any", x)._supports_sdpa for x in mine)
+
+
+def _added(mask: Any, query: Tensor, key: Tensor, module: nn.Module) -> Any:
+    """A mask as eager attention wants it: added to the scores. None stands for causal, as sdpa takes it."""
+    m, n = query.shape[2], key.shape[2]
+    if mask is None and m > 1 and getattr(module, "is_causal", True):
+        mask = torch.ones(m, n, dtype=torch.bool, device=query.device).tril(n - m)[None, None]
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        least = torch.finfo(query.dtype).min
+        return torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(~mask, least)
+    return mask

@@ -1,0 +1,81 @@
+"""Keys and values of all tokens so far, as tensors whose numbers exist only if someone asks for them.
+
+    cache layer ─▶ HistoryTensor (shape, dtype, a snapshot) ─▶ karhunen's attention: reads the snapshot's bytes
+                                                            ─▶ any other operation: decodes, and says so
+
+So every model works: one that hands cached keys to attention as they are is read from bytes, one that computes with
+them first (latent attention) gets the decoded ones.
+"""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from karhunen.attention.reader import Reader
+from karhunen.statistics.need import Slot
+from karhunen.store.snapshot import Snapshot
+
+COMPUTED_WITH = "the model computes with its cached keys or values before attention"
+
+
+@final
+class History:
+    """One layer at one step. `on_read(how)` learns how it was read, `on_dense(bytes)` what decoding took."""
+
+    def __init__(
+        self, reader: Reader, snapshot: Snapshot, on_read: Callable[[str], None], on_dense: Callable[[int], None]
+    ) -> None:
+        self.reader = reader
+        self.snapshot = snapshot
+        self.on_read = on_read
+        self.on_dense = on_dense
+
+    def dense(self, slot: Slot, dtype: torch.dtype, reason: str) -> Tensor:
+        """Decoded, for the reason given."""
+        self.on_read(f"decoded ({reason})")
+        made = self.snapshot.dense(self.reader.codec, slot).to(dtype)
+        self.on_dense(2 * made.nbytes)
+        return made
+
+
+@final
+class HistoryTensor(Tensor):
+    """One side of a history in the dtype the model computes in; holds no numbers."""
+
+    history: History
+    slot: Slot
+
+    __torch_function__: Any = getattr(torch, "_C")._disabled_torch_function_impl  # noqa: B009
+
+    @staticmethod
+    def __new__(cls, history: History, slot: Slot, dtype: torch.dtype) -> "HistoryTensor":
+        """Of the shape that the decoded tokens would have."""
+        held = history.snapshot
+        b, h, _, d = held.recent[slot].shape
+        shape = (b, h, held.n_held, d)
+        made = Tensor._make_wrapper_subclass(  # pyright: ignore[reportPrivateUsage]
+            cls, shape, dtype=dtype, device=held.recent[slot].device
+        )
+        made.history, made.slot = history, slot
+        return made
+
+    def dense(self, reason: str) -> Tensor:
+        """The numbers."""
+        return self.history.dense(self.slot, self.dtype, reason)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"HistoryTensor({self.slot}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    @classmethod
+    def __torch_dispatch__(  # pyright: ignore[reportIncompatibleMethodOverride, reportMissingParameterType, reportUnknownParameterType]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Any operation sees the numbers."""
+
+        def numbers(x: Any) -> Any:
+            return x.dense(COMPUTED_WITH) if isinstance(x, HistoryTensor) else x
+
+        return func(*pytree.tree_map(numbers, args), **pytree.tree_map(numbers, kwargs or {}))

@@ -1,0 +1,86 @@
+"""What a layer holds at one moment: the exact tensors and views of the bytes. Later appends do not change it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from karhunen.codec import LayerCodec, Packed, as_written
+from karhunen.quantizers.base import as_dtype
+from karhunen.statistics.need import Slot
+from karhunen.store.decoded import Decoded
+from karhunen.store.exceptions import Exceptions
+from karhunen.store.positions import Positions
+
+
+@final
+@dataclass(frozen=True)
+class Snapshot:
+    """Sinks, coded tokens, recent tokens, in this order; `n_dropped` more stood between sinks and coded ones.
+
+    `packed` is None where nothing is coded; `exceptions` are coded tokens that are held exact as well; `decoded` is the
+    store's copy of decoded tokens, if it keeps one.
+    """
+
+    sink: Mapping[Slot, Tensor]
+    recent: Mapping[Slot, Tensor]
+    packed: Mapping[Slot, Packed] | None
+    exceptions: Exceptions | None
+    rows_at: Positions
+    n_coded: int
+    n_dropped: int
+    decoded: Decoded | None = None
+
+    @property
+    def n_sink(self) -> int:
+        """Exact tokens before the coded ones."""
+        return self.sink["key"].shape[2]
+
+    @property
+    def n_held(self) -> int:
+        """Tokens that can be read."""
+        return self.n_sink + self.n_coded + self.recent["key"].shape[2]
+
+    @property
+    def batch(self) -> int:
+        """Rows."""
+        return self.recent["key"].shape[0]
+
+    def offsets(self, start: int, stop: int) -> list[tuple[int, int, Int[Tensor, " b"]]]:
+        """Runs `(first, last, first position)` of coded tokens `start` … `stop`: within each, positions rise by one."""
+        shift = self.n_sink + self.n_dropped
+        device = self.recent["key"].device
+        edges = sorted({start, stop, *(i - shift for i, _ in self.rows_at.runs if start < i - shift < stop)})
+        return [(a, b, self.rows_at.at(shift + a, shift + a + 1, self.batch, device)[:, 0]) for a, b in pairwise(edges)]
+
+    def dense(self, codec: LayerCodec | None, slot: Slot) -> Float[Tensor, "b h t d"]:
+        """All tokens held, in the dtype they came in; coded ones are decoded."""
+        sink, recent = self.sink[slot], self.recent[slot]
+        if self.packed is None:
+            return torch.cat([sink, recent], dim=2)
+        assert codec is not None, "only a codec codes tokens"
+        with as_written(recent.device):
+            return torch.cat([sink, self.coded(codec, slot).to(recent.dtype), recent], dim=2)
+
+    def coded(self, codec: LayerCodec, slot: Slot) -> Float[Tensor, "b h t d"]:
+        """The coded tokens, exact ones in their places; what float16 cannot hold becomes its largest number."""
+        if self.decoded is None:
+            made = self._decode(codec, slot, 0)
+        else:
+            made = self.decoded.upto(slot, self.n_coded, lambda start: self._decode(codec, slot, start))
+        made = made if self.exceptions is None else self.exceptions.put_over(made, slot)
+        return as_dtype(made, self.recent[slot].dtype)
+
+    def _decode(self, codec: LayerCodec, slot: Slot, start: int) -> Float[Tensor, "b h t d"]:
+        """The coded tokens from `start` on, which ends an entry of every tensor."""
+        assert self.packed is not None, "nothing is coded"
+        packed, shift = self.packed[slot], self.n_sink + self.n_dropped
+        if start:
+            side = {name: x[..., start * x.shape[-1] // self.n_coded :] for name, x in packed.side.items()}
+            packed = Packed(packed.planes[..., start * packed.planes.shape[-1] // self.n_coded :], side)
+        positions = self.rows_at.at(shift + start, shift + self.n_coded, self.batch, self.recent[slot].device)
+        return codec.side(slot).decode(packed, positions)

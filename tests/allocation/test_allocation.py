@@ -11,7 +11,7 @@ from torch import Tensor
 from karhunen.allocation.base import RateCost
 from karhunen.allocation.rounding import to_integers
 from karhunen.allocation.uniform import Uniform
-from karhunen.allocation.water_filling import WaterFilling, ideal_bits
+from karhunen.allocation.water_filling import WaterFilling, ideal_bits, stored_bits
 
 
 def filled(variance: Tensor, bits: float, cost: RateCost, scope: str = "layer") -> Tensor:
@@ -123,6 +123,19 @@ def test_a_budget_in_bytes_of_a_token_is_met_to_the_byte(token_bytes: int) -> No
     assert float(sum(r.sum() for r in rates.values())) == pytest.approx(8 * token_bytes, abs=1e-6)
     with pytest.raises(ValueError, match="budget of the whole model"):
         WaterFilling(2.0, "layer", token_bytes)
+
+
+@pytest.mark.parametrize("bits", [0.75, 1.0, 1.5, 2.5])
+def test_no_group_gets_a_width_that_is_worse_than_none(bits: float) -> None:
+    variance = torch.logspace(2, -2, 64, dtype=torch.float64)[None]
+    plain = filled(variance, bits, RateCost(group=4, overhead_bits=4))
+    rates = filled(variance, bits, RateCost(group=4, overhead_bits=4, least_bits=2))
+    assert set(rates.unique().tolist()) & {1.0} == set()
+    cost = RateCost(group=4, overhead_bits=4)
+    assert stored_bits(rates, cost) <= bits * 64 + 1e-6
+    assert stored_bits(rates, cost) > bits * 64 - 4
+    if 1.0 in plain:
+        assert (rates > 0).sum() < (plain > 0).sum()
 
 
 def test_zero_variance_gets_no_bits_and_no_nan() -> None:

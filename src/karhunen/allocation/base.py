@@ -21,9 +21,10 @@ class RateCost:
     """What a quantizer can do with a rate, and what it stores beside the symbols.
 
     `group` neighbouring coefficients share one width; a group of width > 0 costs `overhead_bits` more (its scale),
-    every token `token_bits` more (its gain); widths are integers if `integer`, and at most `max_bits`; the rates of a
-    head group sum to a multiple of `unit_bits` where that is given. `loss` says how far above the rate-distortion bound
-    the quantizer lands: knots (bits per coefficient, factor); none where the factor does not depend on the rate.
+    every token `token_bits` more (its gain). Widths are integers if `integer`, at most `max_bits`, and where they are
+    not zero at least `least_bits`; the rates of a head group sum to a multiple of `unit_bits` where that is given.
+    `loss` says how far above the rate-distortion bound the quantizer lands: knots (bits per coefficient, factor); none
+    where the factor does not depend on the rate.
     """
 
     group: int = 1
@@ -32,6 +33,7 @@ class RateCost:
     integer: bool = True
     max_bits: float = 8.0
     unit_bits: int = 0
+    least_bits: int = 1
     loss: tuple[tuple[float, float], ...] = ()
 
 

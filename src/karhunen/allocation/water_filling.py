@@ -84,6 +84,8 @@ class WaterFilling(Allocation):
         ideal = ideal_bits(flat, n, overhead, most, budget)
         if next(iter(costs.values())).integer:
             ideal = _whole(ideal, n, overhead, most, budget)
+            least = torch.cat([torch.full((m.numel(),), float(costs[k].least_bits)) for k, m in means.items()])
+            ideal = _at_least(ideal, flat, least.double(), n, overhead, most)
         parts = ideal.split([m.numel() for m in means.values()])
         filled = {
             key: part.reshape(means[key].shape).repeat_interleave(size[key], dim=-1)
@@ -164,6 +166,33 @@ def _whole(ideal: Tensor, n: Tensor, overhead: Tensor, most: Tensor, budget: flo
     ceiling = int(most.max())
     whole[kept] = to_integers(ideal[kept], min(total, ceiling * int(kept.sum())), ceiling).double()
     return whole
+
+
+def _at_least(bits: Tensor, variance: Tensor, least: Tensor, n: Tensor, overhead: Tensor, most: Tensor) -> Tensor:
+    """Widths with none between zero and `least`, for no more bits.
+
+    The weakest of the groups that lie between gives its bits up, the strongest rises to `least`, until none is left;
+    what remains goes, a bit at a time, to the kept group with the largest error.
+    """
+    bits, spare = bits.clone(), 0.0
+    between = [i for i in variance.argsort(descending=True, stable=True).tolist() if 0 < bits[i] < least[i]]
+    while between:
+        rise = float((least - bits)[between[0]] * n[between[0]])
+        if rise <= spare:
+            i = between.pop(0)
+            spare -= rise
+            bits[i] = least[i]
+        else:
+            i = between.pop()
+            spare += float(n[i] * bits[i] + overhead[i])
+            bits[i] = 0
+    while True:
+        room = (bits > 0) & (bits < most) & (n <= spare)
+        if not bool(room.any()):
+            return bits
+        i = int(torch.where(room, variance.log2() - 2 * bits, -torch.inf).argmax())
+        bits[i] += 1
+        spare -= float(n[i])
 
 
 def _geometric_mean(spectrum: Tensor, group: int) -> Tensor:

@@ -55,10 +55,12 @@ class Affine(QuantizerSpec):
             raise ValueError(f"a range over {size} values is empty; use 1 or more")
 
     def cost(self, c: int) -> RateCost:
-        """Integer widths by group, each with its range."""
+        """Integer widths by group, each with its range; without a clip, one bit is worse than none: both of its points
+        are ends of the range."""
+        least = 2 if self.clip == 1 else 1
         if isinstance(self.granularity, PerChannel):
-            return RateCost(group=1, overhead_bits=RANGE_BITS / self.granularity.block_tokens)
-        return RateCost(group=self._group(c), overhead_bits=RANGE_BITS)
+            return RateCost(1, RANGE_BITS / self.granularity.block_tokens, least_bits=least)
+        return RateCost(self._group(c), RANGE_BITS, least_bits=least)
 
     def fit(self, data: QuantizerData) -> "AffineQuantizer":
         """Widths from the rates; nothing else is learned."""

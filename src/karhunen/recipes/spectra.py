@@ -14,7 +14,7 @@ from karhunen.recipe import Recipe, Side
 from karhunen.transforms.klt import KLT
 from karhunen.windows.sink_recent import SinkRecent
 
-RATES = {4: {"bits": 4.0}, 8: {"bits": 2.0}, 12: {"bits": 1.333}}
+RATES = {4: {"bits": 4.0}, 8: {"bits": 2.3, "value_bits": 1.7}, 12: {"bits": 1.333}}
 
 
 def spectra(

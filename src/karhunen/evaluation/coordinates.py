@@ -46,9 +46,14 @@ def coordinates(codec: Codec, captured: Mapping[int, Captured]) -> list[Coordina
             for i in layers
         ]
         before, after, bits, rho_before, rho_after = (torch.stack(part).mean(0) for part in zip(*seen, strict=True))
-        curves = (tuple(round(v, 5) for v in curve.tolist()) for curve in (before, after, bits))
-        found.append(Coordinates(slot, *curves, float(rho_before), float(rho_after)))
+        found.append(
+            Coordinates(slot, _curve(before), _curve(after), _curve(bits), float(rho_before), float(rho_after))
+        )
     return found
+
+
+def _curve(values: Tensor) -> tuple[float, ...]:
+    return tuple(round(v, 5) for v in values.tolist())
 
 
 @torch.no_grad()

@@ -51,7 +51,7 @@ class HistoryTensor(Tensor):
     __torch_function__: Any = getattr(torch, "_C")._disabled_torch_function_impl  # noqa: B009
 
     @staticmethod
-    def __new__(cls, history: History, slot: Slot, dtype: torch.dtype) -> "HistoryTensor":
+    def __new__(cls: "type[HistoryTensor]", history: History, slot: Slot, dtype: torch.dtype) -> "HistoryTensor":
         """Of the shape that the decoded tokens would have."""
         held = history.snapshot
         b, h, _, d = held.recent[slot].shape

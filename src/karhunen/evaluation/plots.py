@@ -140,7 +140,7 @@ def of_coordinates(result: Result) -> Figure | None:
     places, shown = range(2 * len(sides)), [(s, when) for s in sides for when in ("before", "after")]
     heights = [side[f"correlation_{when}"] for side, when in shown]
     correlation.bar(places, heights, color=[COLOURS[i // 2] for i in places], alpha=0.85, width=0.7)
-    words = {"before": "as cached", "after": "transformed"}
+    words = {"before": "cached", "after": "coded"}
     correlation.set_xticks(places, [f"{side['slot']}s\n{words[when]}" for side, when in shown], fontsize=7)
     correlation.set_ylabel("mean |correlation| of two coordinates")
     energy.set_ylabel("share of the energy")

@@ -162,7 +162,8 @@ def test_too_little_calibration_text_is_refused() -> None:
 
 def test_statistics_not_gathered_are_named() -> None:
     gathered = statistics(quick(make("kivi")), SMALL)
-    pattern = r"layer 0, keys: the recipe needs moments of the keys \(block 1, heads joined, without the first 3 tokens\), which .* calibrate again"
+    about = r"moments of the keys \(block 1, heads joined, without the first 3 tokens\)"
+    pattern = rf"layer 0, keys: the recipe needs {about}, which .* calibrate again"
     refusal(lambda: fit(quick(make("spectra")), gathered), pattern)
 
 

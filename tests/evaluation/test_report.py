@@ -171,3 +171,12 @@ def test_a_browser_opens_the_page_and_sorts_its_table(tmp_path: Path) -> None:
     assert 'aria-sort="ascending"' in done.stdout
     shown = re.findall(r"<td>(int\d):bits", done.stdout)
     assert shown == ["int8", "int4", "int2"], "least KL first"
+
+
+def test_tokens_held_exact_beside_their_codes_count_with_both() -> None:
+    """Nine of 900 coded tokens kept exact as well: 16 bits for one in a hundred."""
+    result = made_up("karhunen", 2.0, 0.01)
+    extra = 9 * 100 * 4
+    result["cache"]["bytes"]["exact_tokens"] += extra
+    result["cache"]["layers"][0]["account"]["exact"] += extra
+    assert bits_per_element(result) == pytest.approx(2.0 + 16 * 9 / 900)

@@ -1,5 +1,6 @@
 """One result as one row of a table: for the terminal, for Markdown, for the page."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
@@ -95,8 +96,10 @@ def is_coded(result: Result) -> bool:
 
 
 def bits_per_element(result: Result) -> float:
-    """Of coded tokens, where some are and none is dropped. Else of the whole cache, its exact tokens taken at 16 bits:
-    16 for a cache that codes nothing, and less by what is dropped."""
+    """Of coded tokens, where some are and none is dropped; those held exact beside their codes count with both.
+
+    Else of the whole cache: 16 for one that codes nothing, and less by what is dropped. Exact scalars count 16 bits.
+    """
     cache = result["cache"]
     accounts = [layer["account"] for layer in cache["layers"]]
     n_elements = sum(account["n_elements"] for account in accounts)
@@ -106,8 +109,16 @@ def bits_per_element(result: Result) -> float:
     n_exact = 8 * cache["bytes"]["exact_tokens"] / bits
     n_coded = sum(account["n_coded_elements"] for account in accounts)
     if is_coded(result) and n_coded + n_exact > 0.999 * n_elements:
-        return cache["coded_bits_per_element"]
+        return cache["coded_bits_per_element"] + 16 * sum(map(_n_both, accounts)) / n_coded
     return (8 * (cache["bytes"]["codes"] + cache["bytes"]["scales_and_gains"]) + 16 * n_exact) / n_elements
+
+
+def _n_both(account: Mapping[str, int]) -> float:
+    """Scalars of one layer that are held exact beside their codes."""
+    if not account["n_coded_elements"]:
+        return 0.0
+    exact = account["exact"] * account["n_elements"] / account["dense"]
+    return max(0.0, exact + account["n_coded_elements"] - account["n_elements"])
 
 
 def is_smaller(result: Result) -> bool:

@@ -19,6 +19,7 @@ from karhunen.allocation.water_filling import WaterFilling
 from karhunen.evaluation.provenance import provenance
 from karhunen.evaluation.rates import Rated
 from karhunen.evaluation.result import Result, read_result
+from karhunen.evaluation.rows import row_of
 from karhunen.evaluation.runner import Plan, evaluate
 from karhunen.evaluation.tasks.texts import Texts
 from karhunen.frames.rope_frame import RopeFrame
@@ -129,26 +130,15 @@ def main() -> None:
 
 def row(result: Result) -> dict:
     """Of the table."""
-    metrics, cache = result["metrics"], result["cache"]
-    rate, name = re.split(": ", result["configuration"]["text"], maxsplit=1)
-    return {
-        "rate": int(rate),
-        "variant": name,
-        "coded_bits_per_element": cache["coded_bits_per_element"],
-        "kl": metrics["kl"]["mean"],
-        "kl_low": metrics["kl"]["low"],
-        "kl_high": metrics["kl"]["high"],
-        "top1": metrics["top1_agreement"]["mean"],
-        "n_tokens": metrics["n_tokens"],
-        "commit": result["made"]["commit"],
-    }
+    _, variant = re.split(": ", result["configuration"]["text"], maxsplit=1)
+    return {"variant": variant, **row_of(result).to_dict()}
 
 
 def table(rows: list[dict]) -> str:
     """Markdown."""
     lines = ["| rate | variant | BPE | KL (95 %) | top-1 |", "|---|---|---|---|---|"]
     lines += [
-        f"| {r['rate']}× | {r['variant']} | {r['coded_bits_per_element']:.3f} | "
+        f"| {r['rate']}× | {r['variant']} | {r['bits_per_element']:.3f} | "
         f"{r['kl']:.4f} ({r['kl_low']:.4f}–{r['kl_high']:.4f}) | {r['top1']:.3f} |"
         for r in rows
     ]

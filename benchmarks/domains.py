@@ -18,7 +18,8 @@ from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.texts import calibration_code, calibration_prose, calibration_text
 from karhunen.evaluation.provenance import provenance
 from karhunen.evaluation.rates import RATES, rated
-from karhunen.evaluation.result import read_result
+from karhunen.evaluation.result import Result, read_result
+from karhunen.evaluation.rows import row_of
 from karhunen.evaluation.runner import Plan, evaluate
 from karhunen.evaluation.tasks.texts import Texts
 from karhunen.hf.embedded import load
@@ -67,22 +68,11 @@ def main() -> None:
         given.json.write_text(json.dumps({"made": asdict(provenance()), "model": given.model, "rows": rows}, indent=1))
 
 
-def row(source: str, task: Texts, result: dict) -> dict:
+def row(source: str, task: Texts, result: Result) -> dict:
     """Of the table."""
-    metrics = result["metrics"]
-    return {
-        "calibrated_on": source,
-        "scored_on": "prose" if task.n_prose else "code",
-        "prefill_tokens": task.prefill_tokens,
-        "recipe": result["configuration"]["text"],
-        "coded_bits_per_element": result["cache"]["coded_bits_per_element"],
-        "kl": metrics["kl"]["mean"],
-        "kl_low": metrics["kl"]["low"],
-        "kl_high": metrics["kl"]["high"],
-        "top1": metrics["top1_agreement"]["mean"],
-        "n_tokens": metrics["n_tokens"],
-        "commit": result["made"]["commit"],
-    }
+    scored_on = "prose" if task.n_prose else "code"
+    where = {"calibrated_on": source, "scored_on": scored_on, "prefill_tokens": task.prefill_tokens}
+    return {**where, **row_of(result).to_dict()}
 
 
 def table(rows: list[dict]) -> str:
@@ -92,8 +82,8 @@ def table(rows: list[dict]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {r['calibrated_on']} | {r['scored_on']} | {r['prefill_tokens']:,} | {r['recipe']} | "
-        f"{r['coded_bits_per_element']:.3f} | {r['kl']:.4f} ({r['kl_low']:.4f}–{r['kl_high']:.4f}) | {r['top1']:.3f} |"
+        f"| {r['calibrated_on']} | {r['scored_on']} | {r['prefill_tokens']:,} | {r['text']} | "
+        f"{r['bits_per_element']:.3f} | {r['kl']:.4f} ({r['kl_low']:.4f}–{r['kl_high']:.4f}) | {r['top1']:.3f} |"
         for r in rows
     ]
     return "\n".join(lines)

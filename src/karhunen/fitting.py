@@ -25,6 +25,7 @@ from karhunen.transforms.chain import transformed_moments
 from karhunen.windows.small_norm import NormBelow
 
 Key = tuple[int, Slot]
+EXACT_BITS = 16  # of an exact scalar, as budgets count it
 CENTERED_POSITIONS = 4096  # over which the turning mean of a centered post-RoPE frame is averaged
 
 
@@ -64,7 +65,7 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     vectors = {key: _moments(job, means[key]) for key, job in jobs.items()}
     transforms = {key: _named(key, _fit_transform, job, vectors[key]) for key, job in jobs.items()}
     moments = {key: transformed_moments(vectors[key], transforms[key]) for key in jobs}
-    rates = _allocate(jobs, moments)
+    rates = _allocate(jobs, moments, {layer: _share_kept_exact(recipe, statistics.layers[layer]) for layer, _ in jobs})
     sides = {
         key: _named(key, _fit_side, job, means[key], transforms[key], moments[key], rates[key])
         for key, job in jobs.items()
@@ -127,6 +128,15 @@ def _exceptions(recipe: Recipe, layer: LayerStatistics) -> NormBelow | None:
     return rule.fit(float(mean_square.sqrt()))
 
 
+def _share_kept_exact(recipe: Recipe, layer: LayerStatistics) -> float:
+    """Share of the tokens that the window's rule keeps exact beside their codes, as calibration saw it; too low where
+    another recipe's statistics left out more sinks than this one's."""
+    found = layer.measured.get(recipe.about("key"))
+    if recipe.window.exceptions is None or not isinstance(found, Moments) or not layer.n_tokens:
+        return 0.0
+    return max(0.0, 1 - float(found.count.max()) / layer.n_tokens)
+
+
 def _frame_mean(job: _Job) -> Tensor | None:
     if not job.side.frame.center:
         return None
@@ -161,8 +171,11 @@ def _turned_means(job: _Job, mean: Tensor, positions: Tensor) -> Tensor:
     return (join_heads(turned) if frame.joined else turned)[0]
 
 
-def _allocate(jobs: Mapping[Key, _Job], moments: Mapping[Key, Moments | None]) -> dict[Key, Tensor]:
-    """Rates of every side; sides with an equal allocation share one call, so its scope may be the whole model."""
+def _allocate(
+    jobs: Mapping[Key, _Job], moments: Mapping[Key, Moments | None], exact: Mapping[int, float]
+) -> dict[Key, Tensor]:
+    """Rates of every side; sides with an equal allocation share one call, so its scope may be the whole model. What the
+    share `exact` of a layer's tokens takes beside its codes is paid from the same budget."""
     rates: dict[Key, Tensor] = {}
     for allocation in {job.side.allocation for job in jobs.values()}:
         mine = {key: job for key, job in jobs.items() if job.side.allocation == allocation}
@@ -171,6 +184,10 @@ def _allocate(jobs: Mapping[Key, _Job], moments: Mapping[Key, Moments | None]) -
                 job.statistics.get(job.about, Moments)
         spectra = {key: _spectrum(moments[key], job) for key, job in mine.items()}
         costs = {key: _named(key, lambda job: job.side.quantizer.cost(job.size[1]), job) for key, job in mine.items()}
+        costs = {
+            key: replace(cost, token_bits=cost.token_bits + EXACT_BITS * exact[key[0]] * mine[key].size[1])
+            for key, cost in costs.items()
+        }
         rates |= allocation.rates(spectra, costs)
     return rates
 

@@ -1,10 +1,14 @@
 """Positions, buffers and the account of a store, by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from tests.synthetic import SMALL, cached, codec
+from tests.synthetic import SMALL, cached, codec, statistics
 
+from karhunen.fitting import fit
 from karhunen.recipes import make
+from karhunen.statistics.moments import Moments
 from karhunen.store.account import Account
 from karhunen.store.buffers import TokenBuffer
 from karhunen.store.layer_store import LayerStore
@@ -66,6 +70,36 @@ def test_the_ratio_is_uncompressed_over_held() -> None:
     assert account.coded_ratio == 10
     assert (account + account).ratio == 10
     assert Account().ratio == 1
+
+
+def test_coded_tokens_that_are_held_exact_as_well_count_with_both() -> None:
+    account = Account(
+        codes=10, side=6, exact=4, dense=200, coded_dense=160, n_elements=100, n_coded_elements=80, exceptions=2
+    )
+    assert account.held == 20
+    assert account.coded_bits_per_element == 1.8
+    assert (account + account).coded == 36
+    recipe = make("karhunen")
+    made = fit(recipe, statistics(recipe, SMALL))
+    store = LayerStore(made.layers[0], made.window)
+    key, value = cached(SMALL, 1, 400)
+    value[:, :, 40] *= 1e-3  # a token of short values
+    store.append(key, value)
+    assert store.exceptions is not None
+    assert store.account().exceptions == sum(x.nbytes for x in store.exceptions.tensors().values()) > 0
+
+
+def test_the_budget_pays_for_tokens_kept_exact() -> None:
+    """A tenth of the tokens kept exact takes 1.6 bits of 4."""
+    recipe = make("karhunen:bits=4")
+    seen = statistics(recipe, SMALL)
+    layer = seen.layers[0]
+    count = layer.get(recipe.about("key"), Moments).count.max()
+    rare = replace(seen, layers={0: replace(layer, n_tokens=round(float(count) / 0.9))})
+    side = fit(recipe, rare).layers[0]
+    n_elements = 2 * 2 * 32
+    bits = sum(sum(side.side(slot).quantizer.widths) for slot in ("key", "value"))
+    assert bits == pytest.approx(2.4 * n_elements, abs=9)
 
 
 @pytest.mark.parametrize(("name", "bits"), [("fp8", 8.5), ("int8", 9.0), ("int4", 5.0), ("int2", 3.0), ("kivi", 3.0)])

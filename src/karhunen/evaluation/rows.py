@@ -109,7 +109,8 @@ def bits_per_element(result: Result) -> float:
     n_exact = 8 * cache["bytes"]["exact_tokens"] / bits
     n_coded = sum(account["n_coded_elements"] for account in accounts)
     if is_coded(result) and n_coded + n_exact > 0.999 * n_elements:
-        return cache["coded_bits_per_element"] + 16 * sum(map(_n_both, accounts)) / n_coded
+        n_bytes = cache["bytes"]["codes"] + cache["bytes"]["scales_and_gains"]
+        return (8 * n_bytes + 16 * sum(map(_n_both, accounts))) / n_coded
     return (8 * (cache["bytes"]["codes"] + cache["bytes"]["scales_and_gains"]) + 16 * n_exact) / n_elements
 
 

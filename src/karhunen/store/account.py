@@ -15,7 +15,7 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Account:
     """Bytes held for some tokens. `dense` is what the uncompressed cache of the same tokens takes in the model's dtype;
-    `coded_dense` the part of it that is now coded."""
+    `coded_dense` the part of it that is now coded; `exceptions` the part of `exact` that is held beside codes."""
 
     codes: int = 0
     side: int = 0
@@ -24,6 +24,7 @@ class Account:
     coded_dense: int = 0
     n_elements: int = 0
     n_coded_elements: int = 0
+    exceptions: int = 0
 
     def __add__(self, other: "Account") -> "Account":
         return Account(
@@ -34,6 +35,7 @@ class Account:
             self.coded_dense + other.coded_dense,
             self.n_elements + other.n_elements,
             self.n_coded_elements + other.n_coded_elements,
+            self.exceptions + other.exceptions,
         )
 
     @property
@@ -52,15 +54,19 @@ class Account:
         return 8 * self.held / self.n_elements if self.n_elements else 0.0
 
     @property
+    def coded(self) -> int:
+        """Bytes of the coded tokens: codes, scales and gains, and those of them that are held exact as well."""
+        return self.codes + self.side + self.exceptions
+
+    @property
     def coded_bits_per_element(self) -> float:
-        """Bits per scalar of the coded tokens alone: codes, scales and gains; 0 if none is coded."""
-        return 8 * (self.codes + self.side) / self.n_coded_elements if self.n_coded_elements else 0.0
+        """Bits per scalar of the coded tokens alone; 0 if none is coded."""
+        return 8 * self.coded / self.n_coded_elements if self.n_coded_elements else 0.0
 
     @property
     def coded_ratio(self) -> float:
         """Uncompressed over held, for the coded tokens alone; 1 if none is coded."""
-        coded = self.codes + self.side
-        return self.coded_dense / coded if coded else 1.0
+        return self.coded_dense / self.coded if self.coded else 1.0
 
 
 def accounted(held: Mapping[str, Tensor], dense_like: Sequence[Tensor], n_tokens: int, n_coded: int) -> Account:
@@ -69,6 +75,7 @@ def accounted(held: Mapping[str, Tensor], dense_like: Sequence[Tensor], n_tokens
     size: dict[str, int] = dict.fromkeys(("codes", "side", "exact"), 0)
     for name, tensor in held.items():
         size[name.split(".")[0]] += tensor.nbytes
+    exceptions = sum(tensor.nbytes for name, tensor in held.items() if name.startswith("exact.exceptions."))
     dense = elements = coded_elements = 0
     for x in dense_like:
         b, h, _, d = x.shape
@@ -76,4 +83,5 @@ def accounted(held: Mapping[str, Tensor], dense_like: Sequence[Tensor], n_tokens
         coded_elements += b * h * d * n_coded
         dense += b * h * d * n_tokens * x.itemsize
     coded_dense = dense * n_coded // n_tokens if n_tokens else 0
-    return Account(size["codes"], size["side"], size["exact"], dense, coded_dense, elements, coded_elements)
+    parts = (size["codes"], size["side"], size["exact"])
+    return Account(*parts, dense, coded_dense, elements, coded_elements, exceptions)

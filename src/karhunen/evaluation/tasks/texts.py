@@ -6,7 +6,6 @@ Documents are those of `documents.py` (prose and code), or the user's files cut 
 import hashlib
 import resource
 import sys
-import time
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -97,13 +96,12 @@ class PreparedTexts(Prepared):
         return capture(self.model, self.documents[0].tokens[:ATTENTION_TOKENS])
 
     @cached_property
-    def continuation(self) -> tuple[Prompt, list[int], float]:
-        """The first document's prompt, the dense model's continuation of it, and seconds per step."""
+    def continuation(self) -> tuple[Prompt, list[int]]:
+        """The first document's prompt, and the dense model's continuation of it."""
         document = self.documents[0]
         prompt = read_prompt(self.model, document.tokens[: document.prefill_tokens])
-        start = time.perf_counter()
         said = dense_text(self.model, prompt, self.task.generated_tokens, stop_tokens(self.model, self.tokenizer))
-        return prompt, said, (time.perf_counter() - start) / max(1, len(said) - 1)
+        return prompt, said
 
     def measure(self, codec: Codec) -> dict[str, Any]:
         """Everything that is said of a codec on text."""
@@ -127,9 +125,9 @@ class PreparedTexts(Prepared):
         }
 
     def _continue(self, codec: Codec) -> dict[str, Any]:
-        prompt, dense, dense_seconds = self.continuation
+        prompt, dense = self.continuation
         coded, _ = coded_text(self.model, codec, prompt, len(dense), stop_tokens(self.model, self.tokenizer))
-        return {**asdict(agreement(dense, coded)), "dense_seconds_per_step": dense_seconds}
+        return asdict(agreement(dense, coded))
 
 
 def peak_bytes() -> int:

@@ -4,7 +4,6 @@ Their bytes in the planes stay, so pages keep their size; reading puts the exact
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import final
 
 import torch
@@ -56,14 +55,8 @@ class Exceptions:
         return replace(self, rows=new.int(), tokens=self.tokens[old], key=self.key[old], value=self.value[old])
 
     def by_row(self, batch: int) -> "RowExceptions":
-        """The same tokens side by side for each of `batch` rows; made once."""
-        if batch not in self._rows:
-            self._rows[batch] = RowExceptions.of(self, batch)
-        return self._rows[batch]
-
-    @cached_property
-    def _rows(self) -> dict[int, "RowExceptions"]:
-        return {}
+        """The same tokens side by side for each of `batch` rows; of one row, views of what is held."""
+        return RowExceptions.of(self, batch)
 
     def put_over(self, dense: Float[Tensor, "b h t d"], slot: Slot) -> Float[Tensor, "b h t d"]:
         """`dense` with the exact vectors in their places; changes it."""
@@ -88,7 +81,11 @@ class RowExceptions:
 
     @classmethod
     def of(cls, found: Exceptions, batch: int) -> "RowExceptions":
-        """Row by row, in the order they were found."""
+        """Row by row, in the order they were found. Nothing of it is kept: what a cache holds is counted."""
+        if batch == 1:
+            there = torch.ones(1, len(found.tokens), dtype=torch.bool, device=found.tokens.device)
+            sides = (x.transpose(0, 1)[None] for x in (found.key, found.value))
+            return cls(found.tokens[None].long(), there, *sides, all_there=True)
         mine = [(found.rows == row).nonzero()[:, 0] for row in range(batch)]
         width = max((len(index) for index in mine), default=0)
         there = torch.zeros(batch, width, dtype=torch.bool, device=found.tokens.device)

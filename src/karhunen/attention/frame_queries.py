@@ -18,6 +18,7 @@ from torch import Tensor
 
 from karhunen.attention.absorbed import InverseMap
 from karhunen.codec import SideCodec
+from karhunen.kernels.byte_attention.inputs import row_lanes
 from karhunen.statistics.rotary import Rotary
 
 CACHED_CHUNKS = 64  # tables of cosines kept: as many chunks of the longest cache, shared by layers that turn alike
@@ -31,6 +32,19 @@ class Turned:
     first: Float[Tensor, "h p c"]
     second: Float[Tensor, "h p c"]
     rest: Float[Tensor, "h s c"]
+
+
+@final
+@dataclass(frozen=True)
+class LaidOut:
+    """Right sides of the products with `FrameQueries.blocks`; s = 1 without rotation. The rows of a bias lie side by
+    side, `row_lanes` of them, as a kernel adds them."""
+
+    queries: Float[Tensor, "b h r s c"]
+    bias: Float[Tensor, "b h s w"]
+
+    def __getitem__(self, rows: slice) -> "LaidOut":
+        return LaidOut(self.queries[rows], self.bias[rows])
 
 
 @final
@@ -72,23 +86,27 @@ class FrameQueries:
         d = self.matrix.shape[1]
         return replace(self, matrix=self.matrix.gather(2, index[:, None].expand(-1, d, -1)).contiguous())
 
-    def lay_out(self, query: Float[Tensor, "b h r d"]) -> Float[Tensor, "b h r s w"]:
-        """The right side of the product; columns of `matrix`, then of `bias`, then unused ones.
+    def lay_out(self, query: Float[Tensor, "b h r d"]) -> "LaidOut":
+        """The right sides of the two products, for all blocks."""
+        r = query.shape[2]
+        bias = self._turned_back(query, self._bias_columns).permute(0, 1, 3, 4, 2)
+        by_row = bias.new_zeros(*bias.shape[:-1], row_lanes(r))
+        by_row[..., :r] = bias
+        return LaidOut(self._turned_back(query, self._matrix_columns), by_row.flatten(3))
 
-        s = 1 without rotation.
-        """
-        b, h, r, _ = query.shape
+    def _turned_back(self, query: Float[Tensor, "b h r d"], columns: Turned) -> Float[Tensor, "b h r s c"]:
+        """R(−n₀) q against the columns, apart for cosines, sines and what does not turn."""
         if self.rotary is None:
-            return (query @ self._columns.rest)[..., None, :]
-        p, w = self._columns.first.shape[-2:]
-        made = query.new_empty(b, h, r, 2 * p + self._has_rest, w)
+            return (query @ columns.rest)[..., None, :]
         x, y, rest = _pairs(query, self.rotary)
-        x, y, first, second = x[..., None], y[..., None], self._columns.first[:, None], self._columns.second[:, None]
+        p, c = columns.first.shape[-2:]
+        made = query.new_empty(*query.shape[:3], 2 * p + self._has_rest, c)
+        x, y, first, second = x[..., None], y[..., None], columns.first[:, None], columns.second[:, None]
         # R(−n₀) turns the pair (x, y) to (x cos + y sin, y cos − x sin)
         torch.mul(x, first, out=made[..., :p, :]).addcmul_(y, second)
         torch.mul(y, first, out=made[..., p : 2 * p, :]).addcmul_(x, second, value=-1)
         if self._has_rest:
-            made[..., 2 * p, :] = rest @ self._columns.rest
+            made[..., 2 * p, :] = rest @ columns.rest
         return made
 
     def blocks(self, first: int, n: int, dtype: torch.dtype) -> Float[Tensor, "n s"]:
@@ -106,13 +124,17 @@ class FrameQueries:
 
     @cached_property
     def _has_rest(self) -> bool:
-        return self._columns.rest.shape[1] > 0
+        return self._matrix_columns.rest.shape[1] > 0
 
     @cached_property
-    def _columns(self) -> Turned:
-        n_unused = 8 + -(self.matrix.shape[2] + self.bias.shape[2]) % 8  # a kernel reads eight floats at a time
-        unused = self.matrix.new_zeros(*self.matrix.shape[:2], n_unused)
-        columns = torch.cat([self.matrix, self.bias, unused], dim=-1)
+    def _matrix_columns(self) -> Turned:
+        return self._turned(self.matrix)
+
+    @cached_property
+    def _bias_columns(self) -> Turned:
+        return self._turned(self.bias)
+
+    def _turned(self, columns: Float[Tensor, "h d c"]) -> Turned:
         if self.rotary is None:
             return Turned(columns[:, :0], columns[:, :0], columns)
         return Turned(*(x.mT.contiguous() for x in _pairs(columns.mT, self.rotary)))

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from karhunen.attention.frame_queries import LaidOut
 from karhunen.attention.reader import ByteSide, Reader
 from karhunen.codec import Packed, SideCodec
 from karhunen.kernels.byte_attention import CodedTokens, Partial, byte_attention, choose_path, merge_partials
@@ -30,6 +31,14 @@ TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
 transform of the decoded path rounds each key where this one rounds each query; outputs are of order 1."""
 
 
+class NotReadableError(ValueError):
+    """These tokens have to be decoded instead, for this reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"these tokens cannot be read from their bytes: {reason}")
+        self.reason = reason
+
+
 def attend(
     reader: Reader,
     held: Snapshot,
@@ -43,10 +52,10 @@ def attend(
     """The newest `m` tokens, held exact, attend to all tokens held up to each of them.
 
     `mask` is additive, or true where a token is seen; it says all that is visible if given. `sinks` are learned
-    logits that take a share of the softmax and give nothing. ValueError where `refusal` gives a reason.
+    logits that take a share of the softmax and give nothing. NotReadableError where `refusal` gives a reason.
     """
     if reason := refusal(reader, held, query, mask):
-        raise ValueError(f"these tokens cannot be read from their bytes: {reason}")
+        raise NotReadableError(reason)
     b, n_heads, m, _ = query.shape
     h = held.recent["key"].shape[1]
     rows = query.reshape(b, h, n_heads // h * m, -1).to(torch.promote_types(query.dtype, torch.float32))
@@ -68,7 +77,7 @@ def refusal(reader: Reader, held: Snapshot, query: Tensor, mask: Tensor | None) 
     if query.device.type != "cpu":
         return choose_path(query.device.type).reason
     granule = reader.codec.granule_tokens
-    if any(start % granule for start, _, _ in held.offsets(0, held.n_coded)):
+    if granule > 1 and any(start % granule for start, _, _ in held.offsets(0, held.n_coded)):
         return "positions change within a block of tokens that were coded together"
     if mask is not None and held.n_coded:
         if mask.shape[1] != 1:
@@ -139,14 +148,12 @@ def _coded(
     for start, stop, first in _chunks(held, reader.codec.granule_tokens):
         visible = _visible(held.exceptions, held.batch, mask, start, stop)
         settings = {"scale": scale, "softcap": softcap}
-        if bool((first == first[0]).all()):
-            parts.append(
-                _read(reader, held.packed, slice(None), start, stop, int(first[0]), laid_out, visible, settings)
-            )
+        if len(set(first)) == 1:
+            parts.append(_read(reader, held.packed, slice(None), start, stop, first[0], laid_out, visible, settings))
             continue
         by_row = [
             _read(
-                reader, held.packed, slice(r, r + 1), start, stop, int(first[r]), laid_out[r : r + 1],
+                reader, held.packed, slice(r, r + 1), start, stop, first[r], laid_out[r : r + 1],
                 None if visible is None else visible[r : r + 1], settings,
             )
             for r in range(held.batch)
@@ -160,7 +167,7 @@ def _coded(
     return Partial(vectors, whole.log_sum.reshape(held.batch, h, r).to(rows.dtype))
 
 
-def _chunks(held: Snapshot, granule: int) -> Iterator[tuple[int, int, Tensor]]:
+def _chunks(held: Snapshot, granule: int) -> Iterator[tuple[int, int, list[int]]]:
     """Runs of coded tokens at rising positions, in whole granules where the runs allow."""
     step = max(1, CHUNK_TOKENS // granule) * granule
     for start in range(0, held.n_coded, step):
@@ -184,24 +191,25 @@ def _visible(
 
 
 def _read(
-    reader: Reader, packed: Any, rows: slice, start: int, stop: int, first: int, laid_out: Tensor,
+    reader: Reader, packed: Any, rows: slice, start: int, stop: int, first: int, laid_out: LaidOut,
     mask: Tensor | None, settings: dict[str, Any],
 ) -> Partial:  # fmt: skip
     """One chunk of rows whose tokens `start` … `stop` stand at positions from `first` on, in value coefficients."""
     frames = reader.frames
     assert frames is not None, "a reader of coded tokens has frames"
-    b, h, r = laid_out.shape[:3]
-    c, k = frames.matrix.shape[-1], frames.bias.shape[-1]
-    block = frames.block_tokens
+    b, h, r = laid_out.queries.shape[:3]
+    k, block = frames.bias.shape[-1], frames.block_tokens
     first_block = 0 if block is None else first // block
     skipped = 0 if block is None else first - first_block * block
     n_blocks = 1 if block is None else (stop - start - 1 + skipped) // block + 1
-    made = frames.blocks(first_block, n_blocks, laid_out.dtype) @ laid_out  # [b h r n c+k+8]
+    blocks = frames.blocks(first_block, n_blocks, laid_out.queries.dtype)
+    queries = blocks @ laid_out.queries  # [b h r n c]
+    bias = (blocks @ laid_out.bias).unflatten(-1, (k, -1))[..., :r].permute(0, 1, 4, 2, 3) if k else None  # [b h r n k]
     if reader.codec.key.frame.joined:
-        made = made.reshape(b, 1, h * r, n_blocks, -1)
-    queries, bias = made[..., :c], made[..., c : c + k]
-    key_bias = bias.squeeze(-1) if k and k != block else None
-    offset_bias = bias if k and k == block else None
+        queries = queries.reshape(b, 1, h * r, n_blocks, -1)
+        bias = None if bias is None else bias.reshape(b, 1, h * r, n_blocks, k)
+    key_bias = bias.squeeze(-1) if bias is not None and k != block else None
+    offset_bias = bias if k == block else None
     terms: dict[str, Any] = {
         "key_bias": key_bias, "offset_bias": offset_bias, "block_tokens": block, "first_offset": skipped, "mask": mask,
         **settings,

@@ -33,7 +33,7 @@ Mode = Literal["bytes", "coefficients", "decoded"]
 class ByteSide:
     """One side's tables with a coefficient of its own for each column, and what its gain bytes mean.
 
-    `column` says which coefficient of the transform each stands for; unused ones, up to the widest head, are 0.
+    `column` says which coefficient of the transform each stands for, 0 where none does.
     """
 
     tables: ByteTables
@@ -51,15 +51,13 @@ class ByteSide:
         tables = quantizer.byte_tables
         if tables is None:
             return "its codeword tables do not have 256 entries each"
-        starts = [tables.column_start[plane] for plane in tables.plane_start]
-        heads = list(pairwise(starts))
-        widest = max(stop - start for start, stop in heads)
-        column = torch.zeros(len(heads), widest, dtype=torch.int64)
-        for head, (start, stop) in enumerate(heads):
-            column[head, : stop - start] = tables.coefficient[start:stop]
-        own = torch.cat([torch.arange(stop - start) for start, stop in heads])
+        place, n_places = tables.in_quads
+        column = torch.zeros(tables.n_heads, n_places, dtype=torch.int64)
+        for head, (first, last) in enumerate(pairwise(tables.plane_start)):
+            mine = slice(tables.column_start[first], tables.column_start[last])
+            column[head, place[mine]] = tables.coefficient[mine].long()
         levels = gain_values(torch.arange(256, dtype=torch.uint8)) if quantizer.gain == "log8" else None
-        return cls(replace(tables, coefficient=own, n_coefficients=widest), column, levels)
+        return cls(replace(tables, coefficient=place, n_coefficients=n_places), column, levels)
 
     def of_heads(self, n_heads: int) -> Int[Tensor, "h c"]:
         """`column` of each head; joined heads share one."""

@@ -130,17 +130,20 @@ def bench(
         list[str] | None, typer.Option("--shape", help="KV heads x query heads of each x head size; repeatable.")
     ] = None,
     tokens: Annotated[list[int] | None, typer.Option("--tokens", min=1, help="Length of context; repeatable.")] = None,
-    batch: Annotated[int, typer.Option("--batch", min=1)] = 1,
-    bits: Annotated[float, typer.Option("--bits", help="Bits per element of a made-up layer.")] = 2.0,
-    threads: Annotated[int, typer.Option("--threads", min=1)] = 1,
+    batch: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Rows; repeatable; 1.")] = None,
+    bits: Annotated[
+        list[float] | None, typer.Option("--bits", help="Bits per element of a made-up layer; repeatable; 2.")
+    ] = None,
+    threads: Annotated[list[int] | None, typer.Option("--threads", min=1, help="Repeatable; 1.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Every contender runs once a round.")] = 7,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for speed.json and speed.png.")] = None,
     as_json: Json = False,
 ) -> None:
     """Attention read from bytes against the fastest dense attention: milliseconds, GB/s, speed-up, error."""
-    from karhunen.cli.bench import run
+    from karhunen.cli.bench import Wanted, run
 
-    run(codec, model, tuple(shape or ()), tuple(tokens or ()), batch, bits, threads, rounds, output, as_json)
+    many = (tuple(given or ()) for given in (shape, tokens, batch, bits, threads))
+    run(Wanted(codec, model, *many, rounds), output, as_json)
 
 
 @app.command()

@@ -1,47 +1,59 @@
 """`karhunen bench`: attention read from bytes against the fastest dense attention, one layer or a whole model."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from karhunen.cli.loading import load_model
 from karhunen.cli.screen import Screen, grid, rounded
 
 KERNEL_TOKENS = (1024, 4096, 16384)
 MODEL_TOKENS = (1024, 4096)
-SHAPES = ("3x3x64", "8x4x128")
+SHAPES = ("3x3x64", "8x4x128", "8x1x128")  # SmolLM2's and Llama 3's grouped queries, and as many keys as queries
 
 
-def run(
-    codec_folder: Path | None,
-    model_name: str,
-    shapes: tuple[str, ...],
-    tokens: tuple[int, ...],
-    batch: int,
-    bits: float,
-    threads: int,
-    rounds: int,
-    output: Path | None,
-    as_json: bool,
-) -> None:
+@final
+@dataclass(frozen=True)
+class Wanted:
+    """The arguments as given; every shape is timed at every length, batch, rate and number of threads."""
+
+    codec: Path | None
+    model: str
+    shapes: tuple[str, ...]
+    tokens: tuple[int, ...]
+    batches: tuple[int, ...]
+    bits: tuple[float, ...]
+    threads: tuple[int, ...]
+    rounds: int
+
+
+def run(wanted: Wanted, output: Path | None, as_json: bool) -> None:
     """With a codec: decode steps of its model. Without: one layer of each shape, made up."""
-    if codec_folder is not None and (shapes or batch != 1):
-        raise ValueError("--codec times a model at batch 1; leave --shape and --batch out, or leave --codec out")
+    if wanted.codec is not None and (wanted.shapes or wanted.batches or wanted.bits):
+        raise ValueError(
+            "--codec times its own model at batch 1; leave --shape, --batch and --bits out, or leave --codec out"
+        )
     import torch
 
     from karhunen.evaluation.provenance import provenance
     from karhunen.evaluation.speed import copy_bandwidth
 
-    torch.set_num_threads(threads)
     with Screen(as_json).open() as screen:
-        if codec_folder is None:
-            mode, rows = "one layer's decode step", _layers(screen, shapes, tokens, batch, bits, rounds)
-        else:
-            mode, rows = "a model's decode step", _steps(screen, codec_folder, model_name, tokens, rounds)
+        mode = "one layer's decode step" if wanted.codec is None else "a model's decode step"
+        rows: list[dict[str, Any]] = []
+        copies: dict[str, float] = {}
+        before = torch.get_num_threads()
+        for threads in wanted.threads or (1,):
+            torch.set_num_threads(threads)
+            copies[str(threads)] = copy_bandwidth()
+            made = _layers(screen, wanted) if wanted.codec is None else _steps(screen, wanted, wanted.codec)
+            rows += [{"threads": threads, **row} for row in made]
+        torch.set_num_threads(before)
         document: dict[str, Any] = {
             "mode": mode,
-            "rounds": rounds,
-            "copy_gb_per_second": copy_bandwidth(),
+            "rounds": wanted.rounds,
+            "copy_gb_per_second": copies,
             "provenance": asdict(provenance()),
             "rows": rows,
         }
@@ -52,51 +64,55 @@ def run(
         screen.document(rounded(document))
 
 
-def _layers(
-    screen: Screen, shapes: tuple[str, ...], tokens: tuple[int, ...], batch: int, bits: float, rounds: int
-) -> list[dict[str, Any]]:
+def _layers(screen: Screen, wanted: Wanted) -> list[dict[str, Any]]:
     from karhunen.evaluation.kernel_speed import Shape, measure
 
+    shapes = [Shape.parse(text) for text in wanted.shapes or SHAPES]
     rows: list[dict[str, Any]] = []
-    for shape in [Shape.parse(text) for text in shapes or SHAPES]:
-        for n in tokens or KERNEL_TOKENS:
-            screen.log(f"{shape}, {n:,} tokens")
-            rows.append(measure(shape, n, batch, bits, rounds))
+    for shape, batch, bits, n in product(
+        shapes, wanted.batches or (1,), wanted.bits or (2.0,), wanted.tokens or KERNEL_TOKENS
+    ):
+        screen.log(f"{shape}, batch {batch}, {bits:g} bits, {n:,} tokens")
+        rows.append(measure(shape, n, batch, bits, wanted.rounds))
     return rows
 
 
-def _steps(
-    screen: Screen, codec_folder: Path, model_name: str, tokens: tuple[int, ...], rounds: int
-) -> list[dict[str, Any]]:
+def _steps(screen: Screen, wanted: Wanted, codec_folder: Path) -> list[dict[str, Any]]:
     from karhunen.calibration.texts import evaluation_text
     from karhunen.codec import Codec
     from karhunen.evaluation.step_speed import measure
 
     codec = Codec.from_pretrained(codec_folder)
-    model, tokenizer = load_model(screen, model_name, "float32")
+    model, tokenizer = load_model(screen, wanted.model, "float32")
     text = tokenizer(evaluation_text(), return_tensors="pt", truncation=False, verbose=False)["input_ids"][0]
     rows: list[dict[str, Any]] = []
-    for n in tokens or MODEL_TOKENS:
+    for n in wanted.tokens or MODEL_TOKENS:
         if n > len(text):
             raise ValueError(f"the evaluation text has {len(text):,} tokens; ask for at most so many, not {n:,}")
-        screen.log(f"{model_name}, {n:,} tokens")
-        rows.append({"model": model_name, "recipe": codec.origin.recipe, **measure(model, codec, text[:n], rounds)})
+        screen.log(f"{wanted.model}, {n:,} tokens")
+        made = measure(model, codec, text[:n], wanted.rounds)
+        rows.append({"model": wanted.model, "recipe": codec.origin.recipe, **made})
     return rows
 
 
 def _show(screen: Screen, document: dict[str, Any]) -> None:
     table = grid(
-        "what", "tokens", "bytes ms", "dense ms", "speed-up", "GB/s", "read MB", "dense MB", "code µs/token",
-        "output error", "KL", title=document["mode"], right=tuple(range(1, 11)),
+        "what", "threads", "batch", "bits", "tokens", "bytes ms", "dense ms", "speed-up", "× sdpa", "× bf16", "GB/s",
+        "read MB", "dense MB", "code µs/token", "output error", "KL", title=document["mode"],
+        right=tuple(range(1, 16)),
     )  # fmt: skip
     for row in document["rows"]:
         ms = row["milliseconds"]
         table.add_row(
             str(row.get("shape", row.get("model"))),
+            str(row["threads"]),
+            str(row.get("batch", 1)),
+            f"{row['bits_per_element']:.2f}",
             f"{row['tokens']:,}",
             f"{ms['bytes']:.2f}",
             f"{ms[row['fastest_dense']]:.2f} {row['fastest_dense']}",
             f"{row['speed_up']:.2f}",
+            *(f"{row[name]:.2f}" if name in row else "" for name in ("speed_up_sdpa", "speed_up_bfloat16")),
             f"{row['bytes_read'] / ms['bytes'] / 1e6:.2f}",
             f"{row['bytes_read'] / 1e6:.2f}",
             f"{row['dense_bytes_read'] / 1e6:.2f}",
@@ -106,9 +122,10 @@ def _show(screen: Screen, document: dict[str, Any]) -> None:
         )
     screen.table(table)
     made = document["provenance"]
+    copies = ", ".join(f"{rate:.1f} GB/s with {n} thread(s)" for n, rate in document["copy_gb_per_second"].items())
     screen.say(
-        f"a copy in memory moves {document['copy_gb_per_second']:.1f} GB/s; {made['n_threads']} thread(s), medians of "
-        f"{document['rounds']} rounds, torch {made['versions'].get('torch', '?')}, commit {made['commit'] or 'unknown'}"
+        f"a copy in memory moves {copies}; medians of {document['rounds']} rounds, torch "
+        f"{made['versions'].get('torch', '?')}, commit {made['commit'] or 'unknown'}"
     )
 
 

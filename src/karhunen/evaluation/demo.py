@@ -19,6 +19,7 @@ from karhunen.calibration.texts import calibration_text, evaluation_text
 from karhunen.codec import Codec
 from karhunen.evaluation.score import Document, Score, run_dense, score
 from karhunen.fitting import fit
+from karhunen.hf.attention import reading_bytes
 from karhunen.hf.generation import Generation, generate, prompt_tokens
 from karhunen.recipe import Recipe
 
@@ -118,7 +119,8 @@ def run_demo(
     say(f"asking the dense model about a document: a prompt of {tokens.shape[1]:,} tokens")
     dense = generate(model, tokenizer, tokens, max_new_tokens=ANSWER_TOKENS)
     say("asking again, from the compressed cache")
-    coded = generate(model, tokenizer, tokens, codec, max_new_tokens=ANSWER_TOKENS, exact_dtype=torch.bfloat16)
+    with reading_bytes(model):
+        coded = generate(model, tokenizer, tokens, codec, max_new_tokens=ANSWER_TOKENS, exact_dtype=torch.bfloat16)
     say(f"scoring {scored_tokens} tokens of another text after {prompt_length:,} tokens of context")
     return Demo(
         recipe=recipe.name,

@@ -75,6 +75,7 @@ def measure(shape: Shape, n_tokens: int, batch: int, bits: float, rounds: int) -
                 "matmul_float32": lambda: (grouped @ key.mT).softmax(-1) @ value,
                 "sdpa_bfloat16": lambda: F.scaled_dot_product_attention(q16, k16, v16, enable_gqa=gqa),
                 "encode": lambda: [codec.side(slot).encode(vectors, at) for slot in SLOTS],
+                "transform": lambda: [codec.side(slot).transform.forward(vectors) for slot in SLOTS],
             },
             rounds,
         )
@@ -88,12 +89,14 @@ def measure(shape: Shape, n_tokens: int, batch: int, bits: float, rounds: int) -
         "milliseconds": {name: timings.median(name) for name in timings.milliseconds},
         "fastest_dense": fastest,
         "speed_up": timings.speed_up("bytes", fastest),
+        "speed_up_sdpa": timings.speed_up("bytes", "sdpa_float32"),
         "speed_up_bfloat16": timings.speed_up("bytes", "sdpa_bfloat16"),
         "bytes_read": n_bytes,
         "dense_bytes_read": key.nbytes + value.nbytes,
         "gb_per_second": n_bytes / timings.median("bytes") / 1e6,
         "dense_gb_per_second": (key.nbytes + value.nbytes) / timings.median(fastest) / 1e6,
         "encode_microseconds_per_token": 1e3 * timings.median("encode") / (N_ENCODED * batch),
+        "transform_microseconds_per_token": 1e3 * timings.median("transform") / (N_ENCODED * batch),
         "output_error": output_error(codec, held, query) if n_tokens <= 4096 else None,
         "kl": None,  # made-up bytes have none
     }

@@ -6,12 +6,14 @@ The dense model runs once per document, for all recipes; statistics are measured
 the recipes need. A killed run loses the result it was working on and nothing else.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
+from threading import Thread
 from typing import Any, final
 
 import torch
@@ -130,7 +132,15 @@ def gathered(
     return made
 
 
+def end_with_parent() -> None:
+    """A worker whose parent was killed stops too: nobody waits for what it does."""
+    parent = parent_process()
+    if parent is not None:
+        Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
 def _work(plan: Plan, load: Load, n_threads: int) -> Outcome:
+    end_with_parent()
     keep_freed_memory()
     torch.set_num_threads(n_threads)
     return _Run(plan, *load(), lambda _: None).all()

@@ -24,7 +24,8 @@ def speed_figure(document: dict[str, Any]) -> Figure:
         right.plot(tokens, rates, label=f"{label}: bytes", **look)
         right.plot(tokens, dense, linestyle=":", label=f"{label}: as if dense", **look)
     left.axhline(1.0, color="#777777", linewidth=0.8)
-    right.axhline(document["copy_gb_per_second"], color="#777777", linestyle="--", label="copy in memory")
+    for n, rate in document["copy_gb_per_second"].items():
+        right.axhline(rate, color="#777777", linestyle="--", label=f"copy in memory, {n} thread(s)")
     left.set_ylabel("times faster than the fastest dense")
     right.set_ylabel("GB/s")
     right.set_yscale("log")
@@ -35,7 +36,7 @@ def speed_figure(document: dict[str, Any]) -> Figure:
         axes.grid(alpha=0.3)
     made = document["provenance"]
     figure.suptitle(
-        f"{document['mode']}: {made['n_threads']} thread(s), torch {made['versions'].get('torch', '?')}, commit "
+        f"{document['mode']}: torch {made['versions'].get('torch', '?')}, commit "
         f"{made['commit'] or 'unknown'}, {made['machine']}",
         fontsize=8,
     )
@@ -43,4 +44,5 @@ def speed_figure(document: dict[str, Any]) -> Figure:
 
 
 def _label(row: dict[str, Any]) -> str:
-    return f"{row.get('shape', row.get('model', ''))}, batch {row.get('batch', 1)}"
+    what = row.get("shape", row.get("model", ""))
+    return f"{what}, batch {row.get('batch', 1)}, {row['threads']} thread(s), {row['bits_per_element']:.2f} bits"

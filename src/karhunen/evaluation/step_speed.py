@@ -38,7 +38,9 @@ def _measure(model: Any, codec: Codec, tokens: Tensor, rounds: int) -> dict[str,
         "bytes": CompressedCache(model, codec),
     }
     with torch.inference_mode():
+        start = time.perf_counter()
         _forward(model, name, caches["dynamic"], tokens)
+        prefill_ms = 1e3 * (time.perf_counter() - start)
         filled = [(layer.keys, layer.values) for layer in caches["dynamic"].layers]
         start = time.perf_counter()
         for index, (key, value) in enumerate(filled):
@@ -64,9 +66,11 @@ def _measure(model: Any, codec: Codec, tokens: Tensor, rounds: int) -> dict[str,
         "speed_up": timings.speed_up("bytes", fastest),
         "speed_up_dynamic": timings.speed_up("bytes", "dynamic"),
         "speed_up_static": timings.speed_up("bytes", "static"),
+        "bits_per_element": report.total.bits_per_element,
         "bytes_read": report.total.held,
         "dense_bytes_read": report.total.dense,
         "encode_microseconds_per_token": 1e3 * encode_ms / n,
+        "encode_share_of_prefill": encode_ms / prefill_ms,
         "how_read": sorted({row.how_read for row in report.layers if row.n_coded}),
         "kl": codec_kl(model, codec, tokens),
     }

@@ -8,6 +8,8 @@ sdpa cannot do (soft-capped scores, learned sinks). What bytes cannot serve is d
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, cast
 
@@ -17,8 +19,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from karhunen.attention import fused
-from karhunen.hf.capture import own_attention
+from karhunen.hf.capture import can_be_routed, implementations, own_attention
 from karhunen.hf.history import HistoryTensor
+from karhunen.hf.probe import text_config
 
 NAME = "karhunen"
 
@@ -29,6 +32,22 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
+@contextmanager
+def reading_bytes(model: nn.Module) -> Iterator[None]:
+    """This attention for the duration, where the model's own is sdpa; any other was chosen, and stays."""
+    held = implementations(model)
+    if not can_be_routed(model) or getattr(text_config(model), "_attn_implementation", None) != "sdpa":
+        yield
+        return
+    register()
+    try:
+        cast("PreTrainedModel", model).set_attn_implementation(NAME)
+        yield
+    finally:
+        for config, implementation in held.values():
+            config._attn_implementation_internal = implementation
+
+
 def karhunen_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, Tensor | None]:
@@ -37,17 +56,21 @@ def karhunen_attention(
         history = key.history
         reason = _refusal(module, query, key, value, attention_mask, arguments)
         if not reason:
-            out = fused.attend(
-                history.reader,
-                history.snapshot,
-                query.detach(),
-                scale=_scale(query, arguments),
-                softcap=arguments.get("softcap"),
-                mask=attention_mask,
-                sinks=_sinks(module, arguments),
-            )
-            history.on_read(history.reader.description)
-            return out.transpose(1, 2).contiguous(), None
+            try:
+                out = fused.attend(
+                    history.reader,
+                    history.snapshot,
+                    query.detach(),
+                    scale=_scale(query, arguments),
+                    softcap=arguments.get("softcap"),
+                    mask=attention_mask,
+                    sinks=_sinks(module, arguments),
+                )
+            except fused.NotReadableError as refused:
+                reason = refused.reason
+            else:
+                history.on_read(history.reader.description)
+                return out.transpose(1, 2).contiguous(), None
         key, value = key.dense(reason), value.dense(reason)
     return _plain(module, query, key, value, attention_mask, arguments)
 
@@ -72,7 +95,7 @@ def _refusal(
         return "the layer is not causal"
     if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-1] != key.shape[-2]):
         return f"the mask {tuple(getattr(mask, 'shape', ()))} does not cover the {key.shape[-2]} tokens held"
-    return fused.refusal(key.history.reader, key.history.snapshot, query, mask)
+    return ""
 
 
 def _scale(query: Tensor, arguments: dict[str, Any]) -> float:

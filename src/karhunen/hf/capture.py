@@ -150,7 +150,7 @@ def _headless(model: nn.Module) -> nn.Module:
 @contextmanager
 def _attention_function(model: nn.Module, attend: Callable[[Attention, Tensor], None]) -> Iterator[None]:
     """Route the model's attention past `attend` for the duration; models that cannot be routed are left alone."""
-    if not _can_be_routed(model):
+    if not can_be_routed(model):
         yield
         return
 
@@ -171,10 +171,10 @@ def routed_attention(
 
     ValueError if the model does not go through transformers' attention interface.
     """
-    if not _can_be_routed(model):
+    if not can_be_routed(model):
         raise ValueError(f"the attention of {type(model).__name__} does not go through transformers' interface")
     routed = cast("PreTrainedModel", model)
-    names = _implementations(routed)
+    names = implementations(routed)
     name, previous = _unused_name(), _plain(routed, names)
 
     def function(
@@ -196,7 +196,8 @@ def routed_attention(
         AttentionMaskInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
 
 
-def _can_be_routed(model: nn.Module) -> bool:
+def can_be_routed(model: nn.Module) -> bool:
+    """Whether the model's attention goes through transformers' interface."""
     return isinstance(model, PreTrainedModel) and model._can_set_attn_implementation()  # pyright: ignore[reportPrivateUsage]
 
 
@@ -234,7 +235,7 @@ def _plain(model: PreTrainedModel, names: Mapping[int, tuple[Any, str | None]]) 
     return "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
 
 
-def _implementations(model: nn.Module) -> dict[int, tuple[Any, str | None]]:
+def implementations(model: nn.Module) -> dict[int, tuple[Any, str | None]]:
     """Every configuration in a model, nested ones too, with the attention implementation it names."""
     found: dict[int, tuple[Any, str | None]] = {}
     waiting: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]

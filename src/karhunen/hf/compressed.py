@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from karhunen.codec import Codec
+from karhunen.hf.attention import reading_bytes
 from karhunen.hf.cache import CompressedCache
 from karhunen.hf.probe import cache_argument
 from karhunen.store.report import Report
@@ -55,7 +56,8 @@ class Session:
 @contextmanager
 def compressed(model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None = None) -> Iterator[Session]:
     """Every `model.generate` (a pipeline's too), and every forward with `use_cache=True` and no cache, gets a new
-    compressed cache. A cache that the caller passes is left alone; `cache_implementation` is refused (ValueError)."""
+    compressed cache; attention that was `sdpa` reads its bytes. A cache that the caller passes is left alone;
+    `cache_implementation` is refused (ValueError)."""
     CompressedCache(model, codec).close()  # refuses the wrong model here rather than inside the first call
     session, name = Session(exact_dtype), cache_argument(model)
     own, plain = vars(model).get("generate"), cast("Any", model).generate  # own: that of a context around this one
@@ -78,7 +80,8 @@ def compressed(model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None =
     handle = model.register_forward_pre_hook(before_forward, with_kwargs=True, prepend=True)
     cast("Any", model).generate = generate
     try:
-        yield session
+        with reading_bytes(model):
+            yield session
     finally:
         handle.remove()
         if own is None:

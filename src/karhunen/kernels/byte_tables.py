@@ -75,11 +75,17 @@ class ByteTables:
         return self.entries[:, columns], self.coefficient[columns]
 
     @cached_property
-    def in_order(self) -> bool:
-        """Whether every head's columns name coefficients 0, 1, 2, …"""
-        starts = [self.column_start[plane] for plane in self.plane_start]
-        heads = pairwise(starts)
-        return all(torch.equal(self.coefficient[a:b].long(), torch.arange(b - a)) for a, b in heads)
+    def in_quads(self) -> tuple[Int[Tensor, " columns"], int]:
+        """Where each column lies among its head's when a plane begins at a multiple of four and a head at one of
+        eight, as CPU kernels read them, and how many places the widest head takes."""
+        place, most = torch.empty(self.entries.shape[1], dtype=torch.int64), 0
+        for first, last in pairwise(self.plane_start):
+            at = 0
+            for start, stop in pairwise(self.column_start[first : last + 1]):
+                place[start:stop] = torch.arange(at, at + stop - start)
+                at += -(-(stop - start) // 4) * 4
+            most = max(most, -(-at // 8) * 8)
+        return place, most
 
     @cached_property
     def half_norms(self) -> Float[Tensor, "s 256"]:

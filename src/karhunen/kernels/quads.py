@@ -3,6 +3,7 @@
 A plane of w columns becomes ⌈w / 4⌉ quads, zero-padded; a head has an even number, so that two fill a vector of eight.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,14 +17,17 @@ class Quads(NamedTuple):
     """Quads of all planes, head after head."""
 
     entries: np.ndarray  # [quad][256][4]
+    narrow: np.ndarray  # the same as float16 in int16 where that is exact, which halves what a cache has to hold
     columns: np.ndarray  # [quad][4][256]
     coefficient: np.ndarray  # [quad][4]; 0 where padded, for entries there are 0
-    column: np.ndarray  # [quad][4]; the column among its head's; 0 where padded
     quad_plane: np.ndarray  # [quad]
     head_quads: np.ndarray  # [h + 1]
     plane_quads: np.ndarray  # [plane + 1]; the padding at the end of a head belongs to no plane
     plane_end: np.ndarray  # [plane]
     plane_start: np.ndarray  # [h + 1]
+    most_planes: int  # of a head
+    most_quads: int
+    in_order: bool  # the columns of every head's quads name coefficients 0, 1, 2, …, or nothing
 
 
 def quads_of(tables: ByteTables) -> Quads:
@@ -34,7 +38,7 @@ def quads_of(tables: ByteTables) -> Quads:
 
 
 def _cut(tables: ByteTables) -> Quads:
-    entries, coefficient, column, quad_plane = [], [], [], []
+    entries, coefficient, quad_plane = [], [], []
     head_quads, plane_quads, plane_end = [0], [], []
     for head in range(tables.n_heads):
         for j in range(tables.plane_start[head], tables.plane_start[head + 1]):
@@ -44,27 +48,33 @@ def _cut(tables: ByteTables) -> Quads:
                 width = min(4, len(index) - first)
                 entries.append(torch.nn.functional.pad(table[:, first : first + 4].float(), (0, 4 - width)))
                 coefficient.append(torch.nn.functional.pad(index[first : first + 4].long(), (0, 4 - width)))
-                at = tables.column_start[j] - tables.column_start[tables.plane_start[head]] + first
-                column.append(torch.nn.functional.pad(torch.arange(at, at + width), (0, 4 - width)))
                 quad_plane.append(j)
             plane_end.append(len(entries))
         if len(entries) % 2:
             entries.append(torch.zeros(256, 4))
             coefficient.append(torch.zeros(4, dtype=torch.long))
-            column.append(torch.zeros(4, dtype=torch.long))
             quad_plane.append(quad_plane[-1])
         head_quads.append(len(entries))
     stacked = torch.stack(entries) if entries else torch.zeros(0, 256, 4)
+    most_quads = int(np.diff(head_quads).max(initial=0))
+    half = stacked.half()
+    exact = bool((half.float() == stacked).all())
+    named = torch.cat(coefficient) if entries else torch.zeros(0, dtype=torch.long)
+    own = torch.cat([torch.arange(4 * (b - a)) for a, b in pairwise(head_quads)])
+    in_order = bool(((named == own) | (stacked == 0).all(1).view(-1)).all()) and tables.n_coefficients == 4 * most_quads
     return Quads(
         entries=_flat(stacked),
+        narrow=_flat(half.view(torch.int16), torch.int16) if exact else _flat(stacked),
         columns=_flat(stacked.mT),
-        coefficient=_flat(torch.cat(coefficient), torch.int64) if entries else np.zeros(0, np.int64),
-        column=_flat(torch.cat(column), torch.int64) if entries else np.zeros(0, np.int64),
+        coefficient=_flat(named, torch.int64),
         quad_plane=np.array(quad_plane, np.int64),
         head_quads=np.array(head_quads, np.int64),
         plane_quads=np.array(plane_quads, np.int64),
         plane_end=np.array(plane_end, np.int64),
         plane_start=np.array(tables.plane_start, np.int64),
+        most_planes=int(np.diff(tables.plane_start).max(initial=0)),
+        most_quads=most_quads,
+        in_order=in_order,
     )
 
 

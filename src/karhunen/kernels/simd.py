@@ -22,6 +22,7 @@ F32 = ir.FloatType()
 F16 = ir.HalfType()
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
+FOUR = ir.VectorType(F32, 4)
 
 
 ROWS = {lanes: (0,) * lanes for lanes in (1, 2, 4, 8)}
@@ -110,16 +111,27 @@ def spread(typingctx, rows, array, i):
 
 
 @intrinsic
-def entry(typingctx, array, i):
-    """Eight lanes from array[i], …: of float32, or of float16 held as int16."""
-    kind, align = (F16, 2) if array.dtype == types.int16 else (F32, 4)
+def entry_pair(typingctx, array, i, j):
+    """Eight lanes, array[i], … and array[j], … four each: of float32, or of float16 held as int16."""
+    narrow = array.dtype == types.int16
 
     def codegen(context, builder, signature, args):
-        pointer = _element(context, builder, signature.args[0], args[0], args[1], kind)
-        value = _load(builder, pointer, ir.VectorType(kind, 8), align)
-        return value if kind is F32 else builder.fpext(value, ir.VectorType(F32, 8))
+        if narrow:
+            pair = ir.Constant(ir.VectorType(I64, 2), ir.Undefined)
+            for k in (0, 1):
+                pointer = _element(context, builder, signature.args[0], args[0], args[1 + k], F16)
+                four = builder.load(builder.bitcast(pointer, I64.as_pointer()))
+                four.align = 2
+                pair = builder.insert_element(pair, four, ir.Constant(I32, k))
+            halves = builder.bitcast(pair, ir.VectorType(F16, 8))
+            return builder.fpext(halves, ir.VectorType(F32, 8))
+        fours = [
+            _load(builder, _element(context, builder, signature.args[0], args[0], args[1 + k], F32), FOUR, 4)
+            for k in (0, 1)
+        ]
+        return _shuffle(builder, *fours, range(8))
 
-    return Vector(8)(array, types.int64), codegen
+    return Vector(8)(array, types.int64, types.int64), codegen
 
 
 @intrinsic

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed, as_written
@@ -50,12 +50,16 @@ class Snapshot:
         """Rows."""
         return self.recent["key"].shape[0]
 
-    def offsets(self, start: int, stop: int) -> list[tuple[int, int, Int[Tensor, " b"]]]:
-        """Runs `(first, last, first position)` of coded tokens `start` … `stop`: within each, positions rise by one."""
+    def offsets(self, start: int, stop: int) -> list[tuple[int, int, list[int]]]:
+        """Runs `(first, last, first position of each row)` of coded tokens `start` … `stop`: within each, positions
+        rise by one."""
         shift = self.n_sink + self.n_dropped
-        device = self.recent["key"].device
+        if not self.rows_at.runs:
+            return [(start, stop, [shift + start] * self.batch)]
         edges = sorted({start, stop, *(i - shift for i, _ in self.rows_at.runs if start < i - shift < stop)})
-        return [(a, b, self.rows_at.at(shift + a, shift + a + 1, self.batch, device)[:, 0]) for a, b in pairwise(edges)]
+        cpu = torch.device("cpu")
+        firsts = [self.rows_at.at(shift + a, shift + a + 1, self.batch, cpu)[:, 0].tolist() for a in edges[:-1]]
+        return [(a, b, first) for (a, b), first in zip(pairwise(edges), firsts, strict=True)]
 
     def dense(self, codec: LayerCodec | None, slot: Slot) -> Float[Tensor, "b h t d"]:
         """All tokens held, in the dtype they came in; coded ones are decoded."""

@@ -66,6 +66,12 @@ def merge_partials(parts: Sequence[Partial]) -> Partial:
     return Partial(mean=mean, log_sum=total)
 
 
+def row_lanes(n_rows: int) -> int:
+    """Rows that lie side by side for `n_rows` of them: whole vectors of 1, 2, 4 or 8."""
+    lanes = next(lanes for lanes in (1, 2, 4, 8) if lanes >= min(n_rows, 8))
+    return -(-n_rows // lanes) * lanes
+
+
 def require_agreement(
     q_frames: Tensor,
     keys: CodedTokens,

@@ -1,0 +1,227 @@
+"""Scores of attention from bytes on a CPU, for all query rows of a KV head side by side.
+
+folded   F_j[byte] = ⟨q′, table_j[byte]⟩ once per block; a token's score is Σ_j F_j[byte_j]
+direct   two quads of entries make a vector of eight, which meets q′ in registers, where a block is too short to fold
+"""
+
+import numpy as np
+from numba import njit
+
+from karhunen.kernels import simd
+from karhunen.kernels.byte_attention.cpu_inputs import HALF_GAIN, LEVEL_GAIN, NO_GAIN, SPAN
+from karhunen.kernels.simd import (
+    add,
+    byte,
+    entry_pair,
+    fma,
+    four_bytes,
+    load,
+    load_half,
+    mul,
+    splat,
+    spread,
+    store,
+    sums_of_eight,
+)
+
+
+@njit(cache=True, nogil=True)
+def frame_of(problem, batch, head, row, block):
+    """Where the q′ of a row begins; rows past the last repeat it."""
+    row = (batch * problem.h + head) * problem.q + min(row, problem.q - 1)
+    return (row * problem.n + block) * problem.q_frame_stride
+
+
+@njit(cache=True, nogil=True)
+def load_query(problem, tables, batch, head, first_row, n_rows, block, query):
+    """q′ as folding reads it: [quad][4][row]."""
+    for r in range(n_rows):
+        frame = frame_of(problem, batch, head, first_row + r, block)
+        for i in range(4 * (tables.head_quads[head + 1] - tables.head_quads[head])):
+            query[i * n_rows + r] = problem.q_frames[frame + i]
+
+
+@njit(cache=True, nogil=True)
+def fold(rows, tables, head, query, folded):
+    """Each entry's product with q′, for every row: [plane][256][row]."""
+    n_rows = len(rows)
+    first_plane, first_quad = tables.plane_start[head], tables.head_quads[head]
+    for plane in range(first_plane, tables.plane_start[head + 1]):
+        out = (plane - first_plane) * 256 * n_rows
+        for quad in range(tables.plane_quads[plane], tables.plane_end[plane]):
+            fresh = quad == tables.plane_quads[plane]
+            q = (quad - first_quad) * 4 * n_rows
+            column = quad * 1024
+            if n_rows == 1:
+                a, b, c, d = splat(8, query[q]), splat(8, query[q + 1]), splat(8, query[q + 2]), splat(8, query[q + 3])
+                for i in range(0, 256, 8):
+                    x = splat(8, 0.0) if fresh else load(8, folded, out + i)
+                    x = fma(load(8, tables.columns, column + i), a, x)
+                    x = fma(load(8, tables.columns, column + 256 + i), b, x)
+                    x = fma(load(8, tables.columns, column + 512 + i), c, x)
+                    store(folded, out + i, fma(load(8, tables.columns, column + 768 + i), d, x))
+            else:
+                e, f = load(rows, query, q), load(rows, query, q + n_rows)
+                g, h = load(rows, query, q + 2 * n_rows), load(rows, query, q + 3 * n_rows)
+                for i in range(256):
+                    at = column + 4 * i
+                    y = splat(rows, 0.0) if fresh else load(rows, folded, out + i * n_rows)
+                    y = fma(splat(rows, tables.entries[at]), e, y)
+                    y = fma(splat(rows, tables.entries[at + 1]), f, y)
+                    y = fma(splat(rows, tables.entries[at + 2]), g, y)
+                    store(folded, out + i * n_rows, fma(splat(rows, tables.entries[at + 3]), h, y))
+
+
+@njit(cache=True, nogil=True)
+def score_folded(rows, keys, batch, head, start, stop, folded, scores, out):
+    """Scores of tokens start … stop: a look-up and an addition per byte, four planes a pass, four tokens a word."""
+    n_rows = len(rows)
+    low = 255 * n_rows
+    first = keys.tables.plane_start[head]
+    n_planes = keys.tables.plane_start[head + 1] - first
+    n_tokens = stop - start
+    whole = n_tokens // 4 * 4
+    stride = keys.plane_stride
+    address = keys.codes + batch * keys.batch_stride + first * stride + start
+    for plane in range(0, n_planes // 4 * 4, 4):
+        a = address + plane * stride
+        b, c, d = a + stride, a + 2 * stride, a + 3 * stride
+        f = plane * 256 * n_rows
+        g, h, i = f + 256 * n_rows, f + 512 * n_rows, f + 768 * n_rows
+        for n in range(0, whole, 4):
+            w, x = four_bytes(a + n) * n_rows, four_bytes(b + n) * n_rows
+            y, z = four_bytes(c + n) * n_rows, four_bytes(d + n) * n_rows
+            for k in range(4):
+                at = out + (n + k) * n_rows
+                u = splat(rows, 0.0) if plane == 0 else load(rows, scores, at)
+                u = add(u, load(rows, folded, f + ((w >> (8 * k)) & low)))
+                u = add(u, load(rows, folded, g + ((x >> (8 * k)) & low)))
+                v = add(load(rows, folded, h + ((y >> (8 * k)) & low)), load(rows, folded, i + ((z >> (8 * k)) & low)))
+                store(scores, at, add(u, v))
+        for n in range(whole, n_tokens):
+            at = out + n * n_rows
+            u = splat(rows, 0.0) if plane == 0 else load(rows, scores, at)
+            u = add(u, load(rows, folded, f + byte(a + n) * n_rows))
+            u = add(u, load(rows, folded, g + byte(b + n) * n_rows))
+            v = add(load(rows, folded, h + byte(c + n) * n_rows), load(rows, folded, i + byte(d + n) * n_rows))
+            store(scores, at, add(u, v))
+    if n_planes < 4:
+        for n in range(n_tokens):
+            store(scores, out + n * n_rows, splat(rows, 0.0))
+    for plane in range(n_planes // 4 * 4, n_planes):
+        for n in range(n_tokens):
+            at = out + n * n_rows
+            entry = load(rows, folded, plane * 256 * n_rows + byte(address + plane * stride + n) * n_rows)
+            store(scores, at, add(load(rows, scores, at), entry))
+
+
+@njit(cache=True, nogil=True)
+def score_direct(rows, problem, keys, batch, head, first_row, block, start, stop, scores, out):
+    """Scores of tokens start … stop, eight (token, row) sums at once: sum i is of token i // n_rows and row i % n_rows.
+
+    Loads that are equal become one. Past the last token it is read again.
+    """
+    n_rows = len(rows)
+    left = keys.tables.head_quads[head]
+    n_pairs = (keys.tables.head_quads[head + 1] - left) // 2
+    plane, entries = keys.tables.quad_plane, keys.tables.narrow
+    codes = keys.codes + batch * keys.batch_stride + start
+    last = stop - start - 1
+    query = problem.q_frames
+    frame_s = frame_of(problem, batch, head, first_row, block)
+    frame_t = frame_of(problem, batch, head, first_row + 1 % n_rows, block)
+    frame_u = frame_of(problem, batch, head, first_row + 2 % n_rows, block)
+    frame_v = frame_of(problem, batch, head, first_row + 3 % n_rows, block)
+    frame_w = frame_of(problem, batch, head, first_row + 4 % n_rows, block)
+    frame_x = frame_of(problem, batch, head, first_row + 5 % n_rows, block)
+    frame_y = frame_of(problem, batch, head, first_row + 6 % n_rows, block)
+    frame_z = frame_of(problem, batch, head, first_row + 7 % n_rows, block)
+    for n in range(0, last + 1, 8 // n_rows):
+        a, b = codes + n, codes + min(n + 1 // n_rows, last)
+        c, d = codes + min(n + 2 // n_rows, last), codes + min(n + 3 // n_rows, last)
+        e, f = codes + min(n + 4 // n_rows, last), codes + min(n + 5 // n_rows, last)
+        g, h = codes + min(n + 6 // n_rows, last), codes + min(n + 7 // n_rows, last)
+        zero = splat(8, 0.0)
+        s, t, u, v, w, x, y, z = zero, zero, zero, zero, zero, zero, zero, zero
+        for pair in range(n_pairs):
+            i = (left + 2 * pair) * 1024
+            k = i + 1024
+            p = plane[left + 2 * pair] * keys.plane_stride
+            q = plane[left + 2 * pair + 1] * keys.plane_stride
+            at = 8 * pair
+            s = fma(_entries(entries, i, k, a, p, q), load(8, query, frame_s + at), s)
+            t = fma(_entries(entries, i, k, b, p, q), load(8, query, frame_t + at), t)
+            u = fma(_entries(entries, i, k, c, p, q), load(8, query, frame_u + at), u)
+            v = fma(_entries(entries, i, k, d, p, q), load(8, query, frame_v + at), v)
+            w = fma(_entries(entries, i, k, e, p, q), load(8, query, frame_w + at), w)
+            x = fma(_entries(entries, i, k, f, p, q), load(8, query, frame_x + at), x)
+            y = fma(_entries(entries, i, k, g, p, q), load(8, query, frame_y + at), y)
+            z = fma(_entries(entries, i, k, h, p, q), load(8, query, frame_z + at), z)
+        store(scores, out + n * n_rows, sums_of_eight(s, t, u, v, w, x, y, z))
+
+
+@njit(cache=True, nogil=True)
+def _entries(entries, i, k, codes, p, q):
+    return entry_pair(entries, i + 4 * byte(codes + p), k + 4 * byte(codes + q))
+
+
+@njit(cache=True, nogil=True)
+def scale(rows, gains, first, n_tokens, bias, scores, out):
+    """Scores of one block times gain, plus bias."""
+    n_rows = len(rows)
+    n_scores = n_tokens * n_rows
+    constant = load(8, bias, 0)
+    for i in range(0, n_scores // 8 * 8, 8):
+        gain = spread(rows, gains, first + i // n_rows)
+        store(scores, out + i, fma(load(8, scores, out + i), gain, constant))
+    for i in range(n_scores // 8 * 8, n_scores):
+        scores[out + i] = scores[out + i] * gains[first + i // n_rows] + bias[i % 8]
+
+
+@njit(cache=True, nogil=True)
+def add_offset_bias(rows, problem, batch, head, first_row, block, start, stop, scores, out):
+    """Each token's bias, whose rows lie side by side in memory."""
+    factor = splat(rows, problem.scale)
+    offset = start + problem.first_offset - block * problem.block_tokens
+    at = ((batch * problem.h + head) * problem.n + block) * problem.block_tokens + offset
+    at = at * problem.offset_bias_rows + first_row
+    for i in range(stop - start):
+        to = out + i * len(rows)
+        bias = load(rows, problem.offset_bias, at + i * problem.offset_bias_rows)
+        store(scores, to, fma(bias, factor, load(rows, scores, to)))
+
+
+@njit(cache=True, nogil=True)
+def load_gains(side, batch, head, first, n_tokens, scale, gains):
+    """Gains of a span, times scale; eight more are set, for vectors that reach past the end."""
+    address = side.gain + batch * side.gain_batch_stride + head * side.gain_head_stride
+    whole = n_tokens // 8 * 8
+    factor = splat(8, scale)
+    if side.gain_kind == NO_GAIN:
+        for n in range(0, n_tokens + 8, 8):
+            store(gains, min(n, SPAN), factor)
+        return
+    if side.gain_kind == LEVEL_GAIN:
+        for n in range(n_tokens):
+            gains[n] = side.gain_levels[byte(address + first + n)] * np.float32(scale)
+    elif side.gain_kind == HALF_GAIN:
+        for n in range(0, whole, 8):
+            store(gains, n, mul(load_half(8, address + 2 * (first + n)), factor))
+        for n in range(whole, n_tokens):
+            store(gains, n, mul(load_half(1, address + 2 * (first + n)), splat(1, scale)))
+    else:
+        for n in range(n_tokens):
+            gains[n] = simd.single(address + 4 * (first + n)) * np.float32(scale)
+    store(gains, n_tokens, splat(8, 0.0))
+
+
+@njit(cache=True, nogil=True)
+def load_bias(problem, batch, head, first_row, n_rows, block, bias):
+    """Of each lane's row, times scale; 0 stays where there is none."""
+    if not len(problem.key_bias):
+        return
+    for lane in range(8):
+        row = first_row + lane % n_rows
+        if row < problem.q:
+            value = problem.key_bias[((batch * problem.h + head) * problem.q + row) * problem.n + block]
+            bias[lane] = value * np.float32(problem.scale)

@@ -1,0 +1,83 @@
+"""Values of attention from bytes on a CPU: a histogram of attention weight for each byte, then its entries once."""
+
+from numba import njit
+
+from karhunen.kernels.simd import add, byte, fma, four_bytes, load, splat, store, sums_of_eight
+
+
+@njit(cache=True, nogil=True)
+def count(rows, values, batch, head, span, span_end, weights, histogram):
+    """Add each token's weights to the bin of its byte in every plane."""
+    n_rows = len(rows)
+    low = 255 * n_rows
+    first = values.tables.plane_start[head]
+    n_planes = values.tables.plane_start[head + 1] - first
+    n_tokens = span_end - span
+    whole = n_tokens // 4 * 4
+    stride = values.plane_stride
+    address = values.codes + batch * values.batch_stride + first * stride + span
+    for plane in range(0, n_planes // 4 * 4, 4):
+        a = address + plane * stride
+        b, c, d = a + stride, a + 2 * stride, a + 3 * stride
+        f = plane * 256 * n_rows
+        g, h, i = f + 256 * n_rows, f + 512 * n_rows, f + 768 * n_rows
+        for n in range(0, whole, 4):
+            w, x = four_bytes(a + n) * n_rows, four_bytes(b + n) * n_rows
+            y, z = four_bytes(c + n) * n_rows, four_bytes(d + n) * n_rows
+            for k in range(4):
+                weight = load(rows, weights, (n + k) * n_rows)
+                _add_to(rows, histogram, f + ((w >> (8 * k)) & low), weight)
+                _add_to(rows, histogram, g + ((x >> (8 * k)) & low), weight)
+                _add_to(rows, histogram, h + ((y >> (8 * k)) & low), weight)
+                _add_to(rows, histogram, i + ((z >> (8 * k)) & low), weight)
+        for n in range(whole, n_tokens):
+            weight = load(rows, weights, n * n_rows)
+            _add_to(rows, histogram, f + byte(a + n) * n_rows, weight)
+            _add_to(rows, histogram, g + byte(b + n) * n_rows, weight)
+            _add_to(rows, histogram, h + byte(c + n) * n_rows, weight)
+            _add_to(rows, histogram, i + byte(d + n) * n_rows, weight)
+    for plane in range(n_planes // 4 * 4, n_planes):
+        for n in range(n_tokens):
+            at = (plane * 256 + byte(address + plane * stride + n)) * n_rows
+            _add_to(rows, histogram, at, load(rows, weights, n * n_rows))
+
+
+@njit(cache=True, nogil=True)
+def _add_to(rows, histogram, at, weight):
+    store(histogram, at, add(load(rows, histogram, at), weight))
+
+
+@njit(cache=True, nogil=True)
+def weigh_entries(rows, tables, head, scratch):
+    """Histograms of weights times the tables, for every row: [quad of the head][4][row]."""
+    n_rows = len(rows)
+    first_plane, first_quad = tables.plane_start[head], tables.head_quads[head]
+    histogram, sums, lanes = scratch.histogram, scratch.sums, scratch.lanes
+    sums[:] = 0
+    for plane in range(first_plane, tables.plane_start[head + 1]):
+        bins = (plane - first_plane) * 256 * n_rows
+        for quad in range(tables.plane_quads[plane], tables.plane_end[plane]):
+            at, out = quad * 1024, (quad - first_quad) * 4 * n_rows
+            if n_rows == 1:
+                a, b, c, d = splat(8, 0.0), splat(8, 0.0), splat(8, 0.0), splat(8, 0.0)
+                for i in range(0, 256, 8):
+                    weight = load(8, histogram, bins + i)
+                    a = fma(load(8, tables.columns, at + i), weight, a)
+                    b = fma(load(8, tables.columns, at + 256 + i), weight, b)
+                    c = fma(load(8, tables.columns, at + 512 + i), weight, c)
+                    d = fma(load(8, tables.columns, at + 768 + i), weight, d)
+                zero = splat(8, 0.0)
+                store(lanes, 0, sums_of_eight(a, b, c, d, zero, zero, zero, zero))
+                sums[out : out + 4] = lanes[:4]
+            else:
+                e, f, g, h = splat(rows, 0.0), splat(rows, 0.0), splat(rows, 0.0), splat(rows, 0.0)
+                for i in range(256):
+                    weights = load(rows, histogram, bins + i * n_rows)
+                    e = fma(splat(rows, tables.entries[at + 4 * i]), weights, e)
+                    f = fma(splat(rows, tables.entries[at + 4 * i + 1]), weights, f)
+                    g = fma(splat(rows, tables.entries[at + 4 * i + 2]), weights, g)
+                    h = fma(splat(rows, tables.entries[at + 4 * i + 3]), weights, h)
+                store(sums, out, e)
+                store(sums, out + n_rows, f)
+                store(sums, out + 2 * n_rows, g)
+                store(sums, out + 3 * n_rows, h)

@@ -142,8 +142,20 @@ def bench(
     """Attention read from bytes against the fastest dense attention: milliseconds, GB/s, speed-up, error."""
     from karhunen.cli.bench import Wanted, run
 
-    many = (tuple(given or ()) for given in (shape, tokens, batch, bits, threads))
-    run(Wanted(codec, model, *many, rounds), output, as_json)
+    run(
+        Wanted(
+            codec=codec,
+            model=model,
+            shapes=tuple(shape or ()),
+            tokens=tuple(tokens or ()),
+            batches=tuple(batch or ()),
+            bits=tuple(bits or ()),
+            threads=tuple(threads or ()),
+            rounds=rounds,
+        ),
+        output,
+        as_json,
+    )
 
 
 @app.command()

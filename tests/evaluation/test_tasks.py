@@ -10,7 +10,7 @@ import torch
 from tests.evaluation.conftest import codec_of
 
 from karhunen.evaluation.documents import default_documents, file_documents
-from karhunen.evaluation.tasks import make_task
+from karhunen.evaluation.tasks import make_tasks
 from karhunen.evaluation.tasks.haystacks import hide
 from karhunen.evaluation.tasks.needles import Needles
 from karhunen.evaluation.tasks.questions import PreparedQuestions, Question
@@ -117,16 +117,18 @@ def test_a_question_longer_than_the_model_is_refused(loaded: tuple[Any, Any]) ->
 
 
 def test_tasks_are_known_by_name(tmp_path: Path) -> None:
-    assert make_task("texts", prefill_tokens=9) == Texts(prefill_tokens=9)
-    assert make_task("ruler/vt@700") == Ruler("vt", n_tokens=700)
-    assert make_task("needles@500,900") == Needles(lengths=(500, 900))
+    assert make_tasks("texts", prefill_tokens=9) == (Texts(prefill_tokens=9),)
+    assert make_tasks("ruler/vt@700") == (Ruler("vt", n_tokens=700),)
+    assert [task.name for task in make_tasks("ruler@700")] == [f"ruler {kind} 700" for kind in KINDS]
+    assert {task.kind for task in make_tasks("ruler")} <= set(KINDS) and make_tasks("ruler")
+    assert make_tasks("needles@500,900") == (Needles(lengths=(500, 900)),)
     file = tmp_path / "a.txt"
     file.write_text("words")
-    assert make_task(str(file)).name == "text a.txt"
+    assert make_tasks(str(file))[0].name == "text a.txt"
     with pytest.raises(ValueError, match="niah_single_1"):
-        make_task("ruler/nothing")
+        make_tasks("ruler/nothing")
     with pytest.raises(ValueError, match="number of tokens"):
-        make_task("ruler/vt@long")
+        make_tasks("ruler/vt@long")
 
 
 def test_documents_are_of_the_length_and_kind_asked_for_and_not_of_the_calibration(loaded: tuple[Any, Any]) -> None:

@@ -72,7 +72,7 @@ def plan_of(wanted: Wanted) -> "Plan":
     from karhunen import recipes
     from karhunen.evaluation.rates import rated
     from karhunen.evaluation.runner import Plan
-    from karhunen.evaluation.tasks import make_task
+    from karhunen.evaluation.tasks import make_tasks
 
     if wanted.dtype not in DTYPES:
         raise ValueError(f"unknown dtype {wanted.dtype!r}; known: {', '.join(DTYPES)}")
@@ -88,7 +88,7 @@ def plan_of(wanted: Wanted) -> "Plan":
     return Plan(
         model_name=name,
         dtype=wanted.dtype,
-        tasks=(*(make_task(text, **sizes) for text in wanted.tasks), *_harness(wanted)),
+        tasks=(*(task for text in wanted.tasks for task in make_tasks(text, **sizes)), *_harness(wanted)),
         rated=tuple(rated(wanted.recipes or recipes.names(), wanted.rates, _window(wanted.window))),
         results=wanted.results,
         statistics=given or own,

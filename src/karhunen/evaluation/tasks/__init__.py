@@ -8,25 +8,29 @@ from karhunen.evaluation.tasks.base import Task
 from karhunen.evaluation.tasks.texts import Texts
 
 
-def make_task(text: str, **sizes: Any) -> Task:
-    """A task by its name on the command line: `texts`, a text file, `ruler/KIND@TOKENS`, `needles@TOKENS,TOKENS`.
+def make_tasks(text: str, **sizes: Any) -> tuple[Task, ...]:
+    """The tasks of a name on the command line: `texts`, a text file, `ruler/KIND@TOKENS`, `needles@TOKENS,TOKENS`.
 
+    `ruler` alone is the suite that the embedded models can do, `ruler@TOKENS` all thirteen kinds at that length.
     `sizes` are fields of `Texts`. ValueError on an unknown name, with the known ones listed.
     """
     if text == "texts":
-        return Texts(**sizes)
+        return (Texts(**sizes),)
     from karhunen.evaluation.tasks.needles import Needles
-    from karhunen.evaluation.tasks.ruler import KINDS, Ruler
+    from karhunen.evaluation.tasks.ruler import KINDS, SUITE, Ruler
 
     name, _, lengths = text.partition("@")
+    if name == "ruler":
+        chosen = [(kind, n) for kind in KINDS for n in _counts(text, lengths)] if lengths else SUITE
+        return tuple(Ruler(kind, n_tokens=n) for kind, n in chosen)
     if name.startswith("ruler/") and name.removeprefix("ruler/") in KINDS:
         ruler = Ruler(name.removeprefix("ruler/"))
-        return replace(ruler, n_tokens=_counts(text, lengths)[0]) if lengths else ruler
+        return tuple(replace(ruler, n_tokens=n) for n in _counts(text, lengths)) if lengths else (ruler,)
     if name == "needles":
-        return Needles(lengths=_counts(text, lengths)) if lengths else Needles()
+        return (Needles(lengths=_counts(text, lengths)) if lengths else Needles(),)
     if Path(text).exists():
-        return Texts(files=(str(Path(text)),), **sizes)
-    known = ["texts", "FILE", "needles", *(f"ruler/{kind}" for kind in KINDS)]
+        return (Texts(files=(str(Path(text)),), **sizes),)
+    known = ["texts", "FILE", "needles", "ruler", *(f"ruler/{kind}" for kind in KINDS)]
     raise ValueError(f"unknown task {text!r}; known: {', '.join(known)}")
 
 

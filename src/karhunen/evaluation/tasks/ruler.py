@@ -84,6 +84,13 @@ KINDS: dict[str, Make] = {
     "qa_2": passages(n_hops=2),
 }
 
+SUITE: tuple[tuple[str, int], ...] = (
+    ("niah_single_1", 3000),
+    ("niah_single_2", 1500),
+)
+"""Kinds and lengths that an embedded model without compression does in four of five questions or more
+(benchmarks/ruler_settings.py)."""
+
 
 @final
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A kind that the dense model fails says nothing about a codec. What reached CONCLUSIVE is the suite `ruler` of
 `karhunen evaluate`.
 
-    python benchmarks/ruler_settings.py --model smollm2 --tokens 500 --tokens 1500 --json results/measured/ruler-smollm2.json
+    python benchmarks/ruler_settings.py --tokens 500 --tokens 1500 --json results/measured/ruler-smollm2.json
 """
 
 import argparse
@@ -40,7 +40,9 @@ def main() -> None:
                 scores.append(question.score(str(tokenizer.decode(said, skip_special_tokens=True))))
             score = sum(scores) / len(scores)
             rows.append({"kind": kind, "tokens": n_tokens, "score": score, "conclusive": score >= CONCLUSIVE})
-            print(f"{kind:16} {n_tokens:5} tokens  {score:.2f}{'' if score < CONCLUSIVE else '  can be done'}", flush=True)
+            print(
+                f"{kind:16} {n_tokens:5} tokens  {score:.2f}{'' if score < CONCLUSIVE else '  can be done'}", flush=True
+            )
     if given.json:
         made = asdict(provenance())
         body = {"model": given.model, "questions": given.questions, "rows": rows, "made": made}

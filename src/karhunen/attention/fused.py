@@ -19,8 +19,10 @@ from karhunen.attention.reader import ByteSide, Reader
 from karhunen.codec import Packed, SideCodec
 from karhunen.kernels.byte_attention import CodedTokens, Partial, byte_attention, choose_path, merge_partials
 from karhunen.kernels.byte_attention.naive import additive
+from karhunen.kernels.exact_attention import CodedPart, exact_attention
+from karhunen.kernels.paths import fastest
 from karhunen.quantizers.base import Codes
-from karhunen.store.exceptions import Exceptions
+from karhunen.store.exceptions import Exceptions, RowExceptions
 from karhunen.store.snapshot import Snapshot
 
 CHUNK_TOKENS = 8192
@@ -59,10 +61,16 @@ def attend(
     b, n_heads, m, _ = query.shape
     h = held.recent["key"].shape[1]
     rows = query.reshape(b, h, n_heads // h * m, -1).to(torch.promote_types(query.dtype, torch.float32))
-    parts = [_exact(held, rows, m, scale, softcap, mask)]
-    if held.packed is not None:
-        parts.append(_coded(reader, held, rows, scale, softcap, _over_coded(held, mask)))
-    whole = merge_partials(parts)
+    extra = held.exceptions.by_row(held.batch) if held.exceptions is not None else None
+    coded = None if held.packed is None else _coded(reader, held, rows, scale, softcap, _over_coded(held, mask))
+    if m == 1 and mask is None and softcap is None and (extra is None or extra.all_there):
+        pieces = [(held.sink["key"], held.sink["value"]), (held.recent["key"], held.recent["value"])]
+        pieces += [(extra.key, extra.value)] if extra else []
+        path = fastest("exact_attention", "cpu")[0] if rows.dtype == torch.float32 else "naive"
+        whole = exact_attention(rows, pieces, coded, scale=scale, path=path)
+    else:
+        exact = _exact(held, extra, rows, m, scale, softcap, mask)
+        whole = exact if coded is None else merge_partials([exact, _in_vectors(coded)])
     out = whole.mean.reshape(b, n_heads, m, -1)
     if sinks is not None:
         share = torch.sigmoid(whole.log_sum.reshape(b, n_heads, m) - sinks.to(rows.dtype)[:, None])
@@ -88,9 +96,16 @@ def refusal(reader: Reader, held: Snapshot, query: Tensor, mask: Tensor | None) 
     return ""
 
 
-def _exact(held: Snapshot, rows: Tensor, m: int, scale: float, softcap: float | None, mask: Tensor | None) -> Partial:
+def _exact(
+    held: Snapshot,
+    extra: RowExceptions | None,
+    rows: Tensor,
+    m: int,
+    scale: float,
+    softcap: float | None,
+    mask: Tensor | None,
+) -> Partial:
     """Sinks, recent tokens (the new ones among them) and excepted ones."""
-    extra = held.exceptions.by_row(held.batch) if held.exceptions is not None else None
     key, value = (
         torch.cat([held.sink[s], held.recent[s], *([getattr(extra, s)] if extra else [])], dim=2).to(rows.dtype)
         for s in ("key", "value")
@@ -140,8 +155,8 @@ def _over_coded(held: Snapshot, mask: Tensor | None) -> Tensor | None:
 
 def _coded(
     reader: Reader, held: Snapshot, rows: Tensor, scale: float, softcap: float | None, mask: Tensor | None
-) -> Partial:
-    """All coded tokens, in vectors of values."""
+) -> CodedPart:
+    """All coded tokens."""
     assert held.packed is not None and reader.frames is not None and reader.to_vectors is not None, "something is coded"
     laid_out = reader.frames.lay_out(rows)
     parts: list[Partial] = []
@@ -162,9 +177,13 @@ def _coded(
     whole = parts[0] if len(parts) == 1 else merge_partials(parts)
     h, r = rows.shape[1:3]
     maps = reader.to_vectors
-    mean = whole.mean.reshape(held.batch, h, r, -1).to(rows.dtype)
-    vectors = mean @ maps.matrix.to(rows.dtype) + maps.offset.to(rows.dtype)[:, None]
-    return Partial(vectors, whole.log_sum.reshape(held.batch, h, r).to(rows.dtype))
+    mean, log_sum = whole.mean.reshape(held.batch, h, r, -1), whole.log_sum.reshape(held.batch, h, r)
+    return CodedPart(Partial(mean.to(rows.dtype), log_sum.to(rows.dtype)), maps.matrix, maps.offset)
+
+
+def _in_vectors(coded: CodedPart) -> Partial:
+    mean = coded.partial.mean
+    return Partial(mean @ coded.matrix.to(mean.dtype) + coded.offset.to(mean.dtype)[:, None], coded.partial.log_sum)
 
 
 def _chunks(held: Snapshot, granule: int) -> Iterator[tuple[int, int, list[int]]]:

@@ -18,35 +18,10 @@ from karhunen.kernels.byte_attention.cpu_softmax import cap, hide_early, hide_ma
 from karhunen.kernels.byte_attention.cpu_values import count, weigh_entries
 from karhunen.kernels.byte_attention.inputs import INVISIBLE
 from karhunen.kernels.simd import splat, store
+from karhunen.kernels.sources import sources
 
 
-@njit(cache=True, nogil=True)
-def attend(rows, problem, keys, values, scratch, first_item, step, n_items, mean, log_sum):
-    """Items first_item, first_item + step, … of (batch, head, chunk of rows, token range)."""
-    n_rows = len(rows)
-    per_batch = problem.n_splits * problem.n_chunks * problem.h
-    for item in range(first_item, n_items, step):
-        split = item % problem.n_splits
-        chunk = item // problem.n_splits % problem.n_chunks
-        head = item // (problem.n_splits * problem.n_chunks) % problem.h
-        batch = item // per_batch
-        _read_tokens(rows, problem, keys, values, batch, head, chunk, split, scratch)
-        weigh_entries(rows, values.tables, head, scratch)
-        first_quad = values.tables.head_quads[head]
-        n_columns = 4 * (values.tables.head_quads[head + 1] - first_quad)
-        row = ((split * (n_items // per_batch) + batch) * problem.h + head) * problem.q + chunk * n_rows
-        for r in range(min(n_rows, problem.q - chunk * n_rows)):
-            total = scratch.total[r]
-            log_sum[row + r] = scratch.reference[r] + np.log(total) if total > 0 else -np.inf
-            inverse = np.float32(1 / total if total > 0 else 0.0)
-            begin = (row + r) * problem.c_value
-            mean[begin : begin + problem.c_value] = 0
-            for i in range(n_columns):
-                c = values.tables.coefficient[4 * first_quad + i]
-                mean[begin + c] += scratch.sums[i * n_rows + r] * inverse
-
-
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, scratch):
     """Fill the histograms of one item, and each row's sum of weights and the reference they are relative to."""
     n_rows = len(rows)
@@ -101,7 +76,7 @@ def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, scratch
         count(rows, values, batch, head, span, span_end, scores, histogram)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _block_end(problem, start, span_end):
     """The block of token `start`, and where that block or the span ends."""
     if problem.block_tokens == 0:
@@ -110,9 +85,45 @@ def _block_end(problem, start, span_end):
     return block, min(span_end, (block + 1) * problem.block_tokens - problem.first_offset)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _earliest(problem, batch, first_row, n_rows):
     earliest = problem.t
     for row in range(first_row, min(problem.q, first_row + n_rows)):
         earliest = min(earliest, problem.first_visible[batch * problem.q + row])
     return max(earliest, 0)
+
+
+def _compiled(made_of: str):
+    """Kept on disk for these sources (karhunen.kernels.sources)."""
+
+    @njit(cache=True, nogil=True)
+    def attend(rows, problem, keys, values, scratch, first_item, step, n_items, mean, log_sum):
+        """Items first_item, first_item + step, … of (batch, head, chunk of rows, token range)."""
+        if not made_of:
+            return
+        n_rows = len(rows)
+        per_batch = problem.n_splits * problem.n_chunks * problem.h
+        for item in range(first_item, n_items, step):
+            split = item % problem.n_splits
+            chunk = item // problem.n_splits % problem.n_chunks
+            head = item // (problem.n_splits * problem.n_chunks) % problem.h
+            batch = item // per_batch
+            _read_tokens(rows, problem, keys, values, batch, head, chunk, split, scratch)
+            weigh_entries(rows, values.tables, head, scratch)
+            first_quad = values.tables.head_quads[head]
+            n_columns = 4 * (values.tables.head_quads[head + 1] - first_quad)
+            row = ((split * (n_items // per_batch) + batch) * problem.h + head) * problem.q + chunk * n_rows
+            for r in range(min(n_rows, problem.q - chunk * n_rows)):
+                total = scratch.total[r]
+                log_sum[row + r] = scratch.reference[r] + np.log(total) if total > 0 else -np.inf
+                inverse = np.float32(1 / total if total > 0 else 0.0)
+                begin = (row + r) * problem.c_value
+                mean[begin : begin + problem.c_value] = 0
+                for i in range(n_columns):
+                    c = values.tables.coefficient[4 * first_quad + i]
+                    mean[begin + c] += scratch.sums[i * n_rows + r] * inverse
+
+    return attend
+
+
+attend = _compiled(sources())

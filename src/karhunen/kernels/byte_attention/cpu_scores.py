@@ -25,14 +25,14 @@ from karhunen.kernels.simd import (
 )
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def frame_of(problem, batch, head, row, block):
     """Where the q′ of a row begins; rows past the last repeat it."""
     row = (batch * problem.h + head) * problem.q + min(row, problem.q - 1)
     return (row * problem.n + block) * problem.q_frame_stride
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def load_query(problem, tables, batch, head, first_row, n_rows, block, query):
     """q′ as folding reads it: [quad][4][row]."""
     for r in range(n_rows):
@@ -41,7 +41,7 @@ def load_query(problem, tables, batch, head, first_row, n_rows, block, query):
             query[i * n_rows + r] = problem.q_frames[frame + i]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def fold(rows, tables, head, query, folded):
     """Each entry's product with q′, for every row: [plane][256][row]."""
     n_rows = len(rows)
@@ -72,7 +72,7 @@ def fold(rows, tables, head, query, folded):
                     store(folded, out + i * n_rows, fma(splat(rows, tables.entries[at + 3]), h, y))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def score_folded(rows, keys, batch, head, start, stop, folded, scores, out):
     """Scores of tokens start … stop: a look-up and an addition per byte, four planes a pass, four tokens a word."""
     n_rows = len(rows)
@@ -115,7 +115,7 @@ def score_folded(rows, keys, batch, head, start, stop, folded, scores, out):
             store(scores, at, add(load(rows, scores, at), entry))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def score_direct(rows, problem, keys, batch, head, first_row, block, start, stop, scores, out):
     """Scores of tokens start … stop, eight (token, row) sums at once: sum i is of token i // n_rows and row i % n_rows.
 
@@ -160,12 +160,12 @@ def score_direct(rows, problem, keys, batch, head, first_row, block, start, stop
         store(scores, out + n * n_rows, sums_of_eight(s, t, u, v, w, x, y, z))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _entries(entries, i, k, codes, p, q):
     return entry_pair(entries, i + 4 * byte(codes + p), k + 4 * byte(codes + q))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def scale(rows, gains, first, n_tokens, bias, scores, out):
     """Scores of one block times gain, plus bias."""
     n_rows = len(rows)
@@ -178,7 +178,7 @@ def scale(rows, gains, first, n_tokens, bias, scores, out):
         scores[out + i] = scores[out + i] * gains[first + i // n_rows] + bias[i % 8]
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def add_offset_bias(rows, problem, batch, head, first_row, block, start, stop, scores, out):
     """Each token's bias, whose rows lie side by side in memory."""
     factor = splat(rows, problem.scale)
@@ -191,7 +191,7 @@ def add_offset_bias(rows, problem, batch, head, first_row, block, start, stop, s
         store(scores, to, fma(bias, factor, load(rows, scores, to)))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def load_gains(side, batch, head, first, n_tokens, scale, gains):
     """Gains of a span, times scale; eight more are set, for vectors that reach past the end."""
     address = side.gain + batch * side.gain_batch_stride + head * side.gain_head_stride
@@ -215,7 +215,7 @@ def load_gains(side, batch, head, first, n_tokens, scale, gains):
     store(gains, n_tokens, splat(8, 0.0))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def load_bias(problem, batch, head, first_row, n_rows, block, bias):
     """Of each lane's row, times scale; 0 stays where there is none."""
     if not len(problem.key_bias):

@@ -10,7 +10,7 @@ SLACK = 16.0
 """How far a score may exceed the softmax reference: e^16 times 2^20 tokens is far from float32's end."""
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def cap(scores, n_scores, softcap):
     """s becomes c · tanh(s / c) = c − 2c / (e^(2s/c) + 1)."""
     top, inverse, minus_two, one = splat(8, softcap), splat(8, 2 / softcap), splat(8, -2 * softcap), splat(8, 1.0)
@@ -19,7 +19,7 @@ def cap(scores, n_scores, softcap):
         store(scores, i, add(top, shrunk))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def hide_masked(rows, problem, batch, span, span_end, scores):
     """Add the mask of each token."""
     n_rows = len(rows)
@@ -28,7 +28,7 @@ def hide_masked(rows, problem, batch, span, span_end, scores):
         store(scores, at, add(load(rows, scores, at), splat(rows, problem.mask[batch * problem.t + n])))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def hide_early(problem, batch, first_row, n_rows, span, span_end, scores):
     """No row sees what stands before its first visible token."""
     for row in range(first_row, min(problem.q, first_row + n_rows)):
@@ -36,7 +36,7 @@ def hide_early(problem, batch, first_row, n_rows, span, span_end, scores):
             scores[(n - span) * n_rows + row - first_row] = -np.inf
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def move_reference(n_rows, scores, n_scores, histogram, scratch):
     """Where a row's largest score outgrew its reference, take that, and shrink what was summed relative to the old."""
     most = splat(8, INVISIBLE)
@@ -65,7 +65,7 @@ def move_reference(n_rows, scores, n_scores, histogram, scratch):
             store(histogram, i, mul(load(8, histogram, i), factor))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def weigh_tokens(rows, n_scores, scratch):
     """Scores become softmax weights times gains; the weights alone add to the totals."""
     n_rows = len(rows)

@@ -5,7 +5,7 @@ from numba import njit
 from karhunen.kernels.simd import add, byte, fma, four_bytes, load, splat, store, sums_of_eight
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def count(rows, values, batch, head, span, span_end, weights, histogram):
     """Add each token's weights to the bin of its byte in every plane."""
     n_rows = len(rows)
@@ -42,12 +42,12 @@ def count(rows, values, batch, head, span, span_end, weights, histogram):
             _add_to(rows, histogram, at, load(rows, weights, n * n_rows))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _add_to(rows, histogram, at, weight):
     store(histogram, at, add(load(rows, histogram, at), weight))
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def weigh_entries(rows, tables, head, scratch):
     """Histograms of weights times the tables, for every row: [quad of the head][4][row]."""
     n_rows = len(rows)

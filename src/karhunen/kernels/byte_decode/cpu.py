@@ -10,6 +10,7 @@ from numba import njit
 from torch import Tensor
 
 from karhunen.kernels.byte_tables import ByteTables
+from karhunen.kernels.sources import sources
 
 TILE = 64
 
@@ -58,17 +59,27 @@ def _pool(n_workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, n_workers - 1), thread_name_prefix="karhunen-byte-decode")
 
 
-@njit(cache=True, nogil=True)
-def _decode(codes, entries, coefficient, column_start, plane_start, first, step, out):
-    """Items first, first + step, … of (batch, head, tile of tokens)."""
-    b, h, t = out.shape[:3]
-    n_tiles = -(-t // TILE)
-    for item in range(first, b * h * n_tiles, step):
-        batch, head, begin = item // (h * n_tiles), item // n_tiles % h, item % n_tiles * TILE
-        end = min(begin + TILE, t)
-        out[batch, head, begin:end] = 0
-        for plane in range(plane_start[head], plane_start[head + 1]):
-            for n in range(begin, end):
-                code = codes[batch, plane, n]
-                for column in range(column_start[plane], column_start[plane + 1]):
-                    out[batch, head, n, coefficient[column]] += entries[code, column]
+def _compiled(made_of: str):
+    """Kept on disk for these sources (karhunen.kernels.sources)."""
+
+    @njit(cache=True, nogil=True)
+    def _decode(codes, entries, coefficient, column_start, plane_start, first, step, out):
+        """Items first, first + step, … of (batch, head, tile of tokens)."""
+        if not made_of:
+            return
+        b, h, t = out.shape[:3]
+        n_tiles = -(-t // TILE)
+        for item in range(first, b * h * n_tiles, step):
+            batch, head, begin = item // (h * n_tiles), item // n_tiles % h, item % n_tiles * TILE
+            end = min(begin + TILE, t)
+            out[batch, head, begin:end] = 0
+            for plane in range(plane_start[head], plane_start[head + 1]):
+                for n in range(begin, end):
+                    code = codes[batch, plane, n]
+                    for column in range(column_start[plane], column_start[plane + 1]):
+                        out[batch, head, n, coefficient[column]] += entries[code, column]
+
+    return _decode
+
+
+_decode = _compiled(sources())

@@ -18,6 +18,7 @@ from karhunen.kernels.byte_encode.naive import require_agreement
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.quads import quads_of
 from karhunen.kernels.simd import load, mul, splat, store, subtract, where_less
+from karhunen.kernels.sources import sources
 
 TILE = 64
 """Tokens coded plane by plane before the next tile: their coefficients and one table stay in the first-level cache."""
@@ -63,34 +64,7 @@ def _pool(n_workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n_workers - 1, thread_name_prefix="karhunen-byte-encode")
 
 
-@njit(cache=True, nogil=True)
-def _encode(source, tables, half_norms, left, x, lanes, first, step, codes):
-    """Items first, first + step, … of (batch, head, tile of tokens)."""
-    b, h, t = source.shape[:3]
-    n_tiles = -(-t // TILE)
-    for item in range(first, b * h * n_tiles, step):
-        batch, head, begin = item // (h * n_tiles), item // n_tiles % h, item % n_tiles * TILE
-        n_tokens = min(TILE, t - begin)
-        left[:n_tokens] = source[batch, head, begin : begin + n_tokens]
-        for plane in range(tables.plane_start[head], tables.plane_start[head + 1]):
-            start, end = tables.plane_quads[plane], tables.plane_end[plane]
-            for n in range(0, n_tokens, TOKENS):
-                here = min(TOKENS, n_tokens - n)
-                for i in range(TOKENS):
-                    token = n + min(i, here - 1)
-                    for k in range(4 * (end - start)):
-                        x[TOKENS * k + i] = left[token, tables.coefficient[4 * start + k]]
-                _nearest(tables.columns, half_norms, plane, start, end, x, lanes)
-                for i in range(here):
-                    code = _lowest(lanes, 8 * i)
-                    codes[batch, plane, begin + n + i] = code
-                    for quad in range(start, end):
-                        for k in range(4):
-                            entry = tables.entries[quad * 1024 + 4 * code + k]
-                            left[n + i, tables.coefficient[4 * quad + k]] -= entry
-
-
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _nearest(columns, half_norms, plane, start, end, x, lanes):
     """Of four tokens, in each of eight lanes: the smallest ½‖e‖² − ⟨x, e⟩, and which eight entries it is among."""
     far, none = splat(8, np.inf), splat(8, 0.0)
@@ -122,7 +96,7 @@ def _nearest(columns, half_norms, plane, start, end, x, lanes):
     store(lanes, 56, group_d)
 
 
-@njit(cache=True, nogil=True)
+@njit(nogil=True)
 def _lowest(lanes, first):
     """The lowest index of the smallest distance of one token; 255 where none is a number."""
     code, smallest = 255, np.float32(np.inf)
@@ -131,3 +105,40 @@ def _lowest(lanes, first):
         if distance < smallest or (distance == smallest and index < code):
             smallest, code = distance, index
     return code
+
+
+def _compiled(made_of: str):
+    """Kept on disk for these sources (karhunen.kernels.sources)."""
+
+    @njit(cache=True, nogil=True)
+    def _encode(source, tables, half_norms, left, x, lanes, first, step, codes):
+        """Items first, first + step, … of (batch, head, tile of tokens)."""
+        if not made_of:
+            return
+        b, h, t = source.shape[:3]
+        n_tiles = -(-t // TILE)
+        for item in range(first, b * h * n_tiles, step):
+            batch, head, begin = item // (h * n_tiles), item // n_tiles % h, item % n_tiles * TILE
+            n_tokens = min(TILE, t - begin)
+            left[:n_tokens] = source[batch, head, begin : begin + n_tokens]
+            for plane in range(tables.plane_start[head], tables.plane_start[head + 1]):
+                start, end = tables.plane_quads[plane], tables.plane_end[plane]
+                for n in range(0, n_tokens, TOKENS):
+                    here = min(TOKENS, n_tokens - n)
+                    for i in range(TOKENS):
+                        token = n + min(i, here - 1)
+                        for k in range(4 * (end - start)):
+                            x[TOKENS * k + i] = left[token, tables.coefficient[4 * start + k]]
+                    _nearest(tables.columns, half_norms, plane, start, end, x, lanes)
+                    for i in range(here):
+                        code = _lowest(lanes, 8 * i)
+                        codes[batch, plane, begin + n + i] = code
+                        for quad in range(start, end):
+                            for k in range(4):
+                                entry = tables.entries[quad * 1024 + 4 * code + k]
+                                left[n + i, tables.coefficient[4 * quad + k]] -= entry
+
+    return _encode
+
+
+_encode = _compiled(sources())

@@ -1,0 +1,28 @@
+"""The definition: softmax over the exact tokens, then the weighted mean of that and the coded part."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from karhunen.kernels.byte_attention.inputs import Partial, merge_partials
+from karhunen.kernels.exact_attention import CodedPart
+
+
+def exact_attention(
+    query: Float[Tensor, "b h r d"],
+    pieces: Sequence[tuple[Float[Tensor, "b h n d"], Float[Tensor, "b h n e"]]],
+    coded: CodedPart | None,
+    *,
+    scale: float,
+) -> Partial:
+    """In the dtype of `query`."""
+    key, value = (torch.cat([piece[i] for piece in pieces], dim=2).to(query.dtype) for i in (0, 1))
+    scores = query @ key.mT * scale
+    log_sum = scores.logsumexp(-1)
+    exact = Partial((scores - log_sum[..., None]).exp() @ value, log_sum)
+    if coded is None:
+        return exact
+    vectors = coded.partial.mean.to(query.dtype) @ coded.matrix.to(query.dtype) + coded.offset.to(query.dtype)[:, None]
+    return merge_partials([exact, Partial(vectors, coded.partial.log_sum.to(query.dtype))])

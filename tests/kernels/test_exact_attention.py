@@ -1,0 +1,55 @@
+"""Exact tokens of a decode step: the kernel is its definition, whatever the layout of its pieces."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from karhunen.kernels import paths
+from karhunen.kernels.byte_attention.inputs import Partial
+from karhunen.kernels.exact_attention import CodedPart, naive
+
+
+def piece(n: int, b: int, h: int, d: int, e: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Cut from larger, poisoned buffers whose token and head axes are the other way round."""
+    sides = []
+    for width in (d, e):
+        buffer = torch.full((b, n + 3, h, width + 2), torch.nan)
+        view = buffer.transpose(1, 2)[:, :, 1 : n + 1, 1 : width + 1]
+        view.copy_(torch.randn(b, h, n, width, generator=generator))
+        sides.append(view)
+    return sides[0], sides[1]
+
+
+@pytest.mark.parametrize("with_coded", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 128, 3), (0, 9), (1,), (8, 0, 0)])
+@pytest.mark.parametrize(("b", "h", "r", "d", "e"), [(1, 3, 3, 64, 64), (2, 1, 5, 80, 36), (1, 2, 1, 7, 3)])
+def test_kernel_equals_naive(
+    b: int, h: int, r: int, d: int, e: int, sizes: tuple[int, ...], with_coded: bool, nan_filled_memory: None
+) -> None:
+    cpu = pytest.importorskip("karhunen.kernels.exact_attention.cpu")
+    runs, reason = paths.available("exact_attention", "cpu")
+    if not runs:
+        pytest.skip(reason)
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(b, h, r, d, generator=generator)
+    pieces = [piece(n, b, h, d, e, generator) for n in sizes]
+    coded = None
+    if with_coded:
+        log_sum = 5 * torch.randn(b, h, r, generator=generator)
+        log_sum[0, 0, 0] = -torch.inf  # a row that sees no coded token
+        mean = torch.randn(b, h, r, 24, generator=generator)
+        matrix, offset = torch.randn(h, 24, e, generator=generator) / 5, torch.randn(h, e, generator=generator)
+        coded = CodedPart(Partial(mean, log_sum), matrix, offset)
+    expected = naive.exact_attention(
+        query.double(), [(k.double(), v.double()) for k, v in pieces], coded, scale=d**-0.5
+    )
+    actual = cpu.exact_attention(query, pieces, coded, scale=d**-0.5)
+    torch.testing.assert_close(actual.mean.double(), expected.mean, **cpu.TOLERANCE)
+    torch.testing.assert_close(actual.log_sum.double(), expected.log_sum, **cpu.TOLERANCE)
+
+
+def test_too_many_pieces_are_refused() -> None:
+    cpu = pytest.importorskip("karhunen.kernels.exact_attention.cpu")
+    query = torch.zeros(1, 1, 1, 8)
+    with pytest.raises(ValueError, match="at most 3"):
+        cpu.exact_attention(query, [(torch.zeros(1, 1, 1, 8),) * 2] * 4, None, scale=1.0)

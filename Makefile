@@ -21,7 +21,7 @@ EXTRAS := hf,cpu,plots,monitoring
 TOOL_EXTRAS := eval,dev
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
-LEADERBOARD_ARGS ?=
+LEADERBOARD_ARGS ?= --jobs 2
 PIP := $(BIN)/python -m pip --no-input --disable-pip-version-check
 
 help:

@@ -89,9 +89,9 @@ def evaluate(plan: Plan, load: Load, *, jobs: int = 1, on_stage: OnStage | None 
     say = on_stage or (lambda _: None)
     if jobs < 2 or len(plan.rated) < 2:
         return _Run(plan, *load(), say).all()
-    model, tokenizer = load()
-    _Run(plan, model, tokenizer, say).statistics()
-    del model, tokenizer
+    say(f"statistics, then {len(plan.rated)} recipes in {jobs} processes")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # its memory is given back with the process
+        pool.submit(_measure_statistics, plan, load, torch.get_num_threads()).result()
     shares = [replace(plan, rated=plan.rated[i::jobs]) for i in range(min(jobs, len(plan.rated)))]
     threads = max(1, torch.get_num_threads() // len(shares))
     outcome = Outcome()
@@ -130,6 +130,13 @@ def gathered(
         made = calibrate(model, calibration_text(), needs | held, tokenizer, max_tokens=max_tokens)
     save_statistics(made, folder)
     return made
+
+
+def _measure_statistics(plan: Plan, load: Load, n_threads: int) -> None:
+    end_with_parent()
+    keep_freed_memory()
+    torch.set_num_threads(n_threads)
+    _Run(plan, *load(), lambda _: None).statistics()
 
 
 def end_with_parent() -> None:

@@ -28,7 +28,7 @@ def available() -> tuple[bool, str]:
 
 def exact_attention(
     query: Float[Tensor, "b h r d"],
-    pieces: Sequence[tuple[Float[Tensor, "b h n d"], Float[Tensor, "b h n e"]]],
+    pieces: Sequence[tuple[Float[Tensor, "b h _ d"], Float[Tensor, "b h _ e"]]],
     coded: CodedPart | None,
     *,
     scale: float,

@@ -59,19 +59,20 @@ def main() -> None:
             print(f"calibrating on {source}", flush=True)
             model, tokenizer = loaded()
             save_statistics(calibrate(model, SOURCES[source](), needs, tokenizer), folder)
-        for task in tasks:
-            plan = Plan(given.model, "float32", (task,), wanted, given.results, folder, fixed_statistics=True)
-            outcome = evaluate(plan, loaded, on_stage=partial(print, flush=True))
-            rows += [row(source, task, read_result(path)) for path in outcome.paths]
+        plan = Plan(given.model, "float32", tasks, wanted, given.results, folder, fixed_statistics=True)
+        outcome = evaluate(plan, loaded, on_stage=partial(print, flush=True))
+        rows += [row(source, read_result(path)) for path in outcome.paths]
+    rows.sort(key=lambda r: (r["prefill_tokens"], r["scored_on"], r["calibrated_on"], r["bits_per_element"]))
     print(table(rows))
     if given.json:
         given.json.write_text(json.dumps({"made": asdict(provenance()), "model": given.model, "rows": rows}, indent=1))
 
 
-def row(source: str, task: Texts, result: Result) -> dict:
+def row(source: str, result: Result) -> dict:
     """Of the table."""
-    scored_on = "prose" if task.n_prose else "code"
-    where = {"calibrated_on": source, "scored_on": scored_on, "prefill_tokens": task.prefill_tokens}
+    task = result["configuration"]["task"]
+    scored_on = "prose" if task["n_prose"] else "code"
+    where = {"calibrated_on": source, "scored_on": scored_on, "prefill_tokens": task["prefill_tokens"]}
     return {**where, **row_of(result).to_dict()}
 
 

@@ -61,29 +61,30 @@ class Side(NamedTuple):
 class Scratch(NamedTuple):
     """One worker's memory, made by the caller and filled by the kernel: no compiled code allocates."""
 
-    query: np.ndarray  # q' of one block, [quad][4][row]
+    query: np.ndarray  # q' of one block, [quad][4][eight lanes]
     folded: np.ndarray  # [plane][256][row]
     histogram: np.ndarray  # [plane][256][row]
     sums: np.ndarray  # [quad][4][row]
     scores: np.ndarray  # [token of a span][row], then weights
     gains: np.ndarray  # [token of a span]
-    bias: np.ndarray  # eight lanes, lane k of row k % n_rows; so the next three
+    bias: np.ndarray  # eight lanes, lane k of row k % n_rows; so the next two
     reference: np.ndarray
     largest: np.ndarray
-    lanes: np.ndarray
+    lanes: np.ndarray  # of up to four vectors
     total: np.ndarray  # [row], float64
 
 
 def scratch_of(n_rows: int, keys: Quads, values: Quads, folded: bool) -> Scratch:
     """This thread's memory, which grows to what the largest call has asked for."""
     sizes = (
-        keys.most_quads * 4 * n_rows,
+        keys.most_quads * 32,
         keys.most_planes * 256 * n_rows if folded else 0,
         values.most_planes * 256 * n_rows,
         values.most_quads * 4 * n_rows,
         (SPAN + 8) * 8 + 8,
         SPAN + 8,
-        *[8] * 4,
+        *[8] * 3,
+        32,
     )
     kept: tuple[int, ...] = getattr(_kept, "sizes", (0,) * len(sizes))
     if any(size > held for size, held in zip(sizes, kept, strict=True)):

@@ -34,42 +34,30 @@ def frame_of(problem, batch, head, row, block):
 
 @njit(nogil=True)
 def load_query(problem, tables, batch, head, first_row, n_rows, block, query):
-    """q′ as folding reads it: [quad][4][row]."""
-    for r in range(n_rows):
-        frame = frame_of(problem, batch, head, first_row + r, block)
+    """q′ as folding reads it: [quad][4][eight lanes], lane k of row k % n_rows."""
+    for lane in range(8):
+        frame = frame_of(problem, batch, head, first_row + lane % n_rows, block)
         for i in range(4 * (tables.head_quads[head + 1] - tables.head_quads[head])):
-            query[i * n_rows + r] = problem.q_frames[frame + i]
+            query[8 * i + lane] = problem.q_frames[frame + i]
 
 
 @njit(nogil=True)
 def fold(rows, tables, head, query, folded):
-    """Each entry's product with q′, for every row: [plane][256][row]."""
+    """Each entry's product with q′, for every row: [plane][256][row]; 8 / n_rows entries at a time."""
     n_rows = len(rows)
-    first_plane, first_quad = tables.plane_start[head], tables.head_quads[head]
+    first_plane, first_quad, columns = tables.plane_start[head], tables.head_quads[head], tables.columns
     for plane in range(first_plane, tables.plane_start[head + 1]):
         out = (plane - first_plane) * 256 * n_rows
         for quad in range(tables.plane_quads[plane], tables.plane_end[plane]):
             fresh = quad == tables.plane_quads[plane]
-            q = (quad - first_quad) * 4 * n_rows
-            column = quad * 1024
-            if n_rows == 1:
-                a, b, c, d = splat(8, query[q]), splat(8, query[q + 1]), splat(8, query[q + 2]), splat(8, query[q + 3])
-                for i in range(0, 256, 8):
-                    x = splat(8, 0.0) if fresh else load(8, folded, out + i)
-                    x = fma(load(8, tables.columns, column + i), a, x)
-                    x = fma(load(8, tables.columns, column + 256 + i), b, x)
-                    x = fma(load(8, tables.columns, column + 512 + i), c, x)
-                    store(folded, out + i, fma(load(8, tables.columns, column + 768 + i), d, x))
-            else:
-                e, f = load(rows, query, q), load(rows, query, q + n_rows)
-                g, h = load(rows, query, q + 2 * n_rows), load(rows, query, q + 3 * n_rows)
-                for i in range(256):
-                    at = column + 4 * i
-                    y = splat(rows, 0.0) if fresh else load(rows, folded, out + i * n_rows)
-                    y = fma(splat(rows, tables.entries[at]), e, y)
-                    y = fma(splat(rows, tables.entries[at + 1]), f, y)
-                    y = fma(splat(rows, tables.entries[at + 2]), g, y)
-                    store(folded, out + i * n_rows, fma(splat(rows, tables.entries[at + 3]), h, y))
+            q, at = (quad - first_quad) * 32, quad * 1024
+            a, b, c, d = load(8, query, q), load(8, query, q + 8), load(8, query, q + 16), load(8, query, q + 24)
+            for i in range(0, 256, 8 // n_rows):
+                x = splat(8, 0.0) if fresh else load(8, folded, out + i * n_rows)
+                x = fma(spread(rows, columns, at + i), a, x)
+                x = fma(spread(rows, columns, at + 256 + i), b, x)
+                x = fma(spread(rows, columns, at + 512 + i), c, x)
+                store(folded, out + i * n_rows, fma(spread(rows, columns, at + 768 + i), d, x))
 
 
 @njit(nogil=True)

@@ -2,7 +2,7 @@
 
 from numba import njit
 
-from karhunen.kernels.simd import add, byte, fma, four_bytes, load, splat, store, sums_of_eight
+from karhunen.kernels.simd import add, byte, fma, four_bytes, load, splat, spread, store
 
 
 @njit(nogil=True)
@@ -49,35 +49,28 @@ def _add_to(rows, histogram, at, weight):
 
 @njit(nogil=True)
 def weigh_entries(rows, tables, head, scratch):
-    """Histograms of weights times the tables, for every row: [quad of the head][4][row]."""
+    """Histograms of weights times the tables, for every row: [quad of the head][4][row].
+
+    Eight bins at a time, of 8 / n_rows entries: lane k is of row k % n_rows.
+    """
     n_rows = len(rows)
     first_plane, first_quad = tables.plane_start[head], tables.head_quads[head]
-    histogram, sums, lanes = scratch.histogram, scratch.sums, scratch.lanes
+    histogram, sums, lanes, columns = scratch.histogram, scratch.sums, scratch.lanes, tables.columns
     sums[:] = 0
     for plane in range(first_plane, tables.plane_start[head + 1]):
         bins = (plane - first_plane) * 256 * n_rows
         for quad in range(tables.plane_quads[plane], tables.plane_end[plane]):
             at, out = quad * 1024, (quad - first_quad) * 4 * n_rows
-            if n_rows == 1:
-                a, b, c, d = splat(8, 0.0), splat(8, 0.0), splat(8, 0.0), splat(8, 0.0)
-                for i in range(0, 256, 8):
-                    weight = load(8, histogram, bins + i)
-                    a = fma(load(8, tables.columns, at + i), weight, a)
-                    b = fma(load(8, tables.columns, at + 256 + i), weight, b)
-                    c = fma(load(8, tables.columns, at + 512 + i), weight, c)
-                    d = fma(load(8, tables.columns, at + 768 + i), weight, d)
-                zero = splat(8, 0.0)
-                store(lanes, 0, sums_of_eight(a, b, c, d, zero, zero, zero, zero))
-                sums[out : out + 4] = lanes[:4]
-            else:
-                e, f, g, h = splat(rows, 0.0), splat(rows, 0.0), splat(rows, 0.0), splat(rows, 0.0)
-                for i in range(256):
-                    weights = load(rows, histogram, bins + i * n_rows)
-                    e = fma(splat(rows, tables.entries[at + 4 * i]), weights, e)
-                    f = fma(splat(rows, tables.entries[at + 4 * i + 1]), weights, f)
-                    g = fma(splat(rows, tables.entries[at + 4 * i + 2]), weights, g)
-                    h = fma(splat(rows, tables.entries[at + 4 * i + 3]), weights, h)
-                store(sums, out, e)
-                store(sums, out + n_rows, f)
-                store(sums, out + 2 * n_rows, g)
-                store(sums, out + 3 * n_rows, h)
+            a, b, c, d = splat(8, 0.0), splat(8, 0.0), splat(8, 0.0), splat(8, 0.0)
+            for i in range(0, 256, 8 // n_rows):
+                weights = load(8, histogram, bins + i * n_rows)
+                a = fma(spread(rows, columns, at + i), weights, a)
+                b = fma(spread(rows, columns, at + 256 + i), weights, b)
+                c = fma(spread(rows, columns, at + 512 + i), weights, c)
+                d = fma(spread(rows, columns, at + 768 + i), weights, d)
+            store(lanes, 0, a)
+            store(lanes, 8, b)
+            store(lanes, 16, c)
+            store(lanes, 24, d)
+            for lane in range(32):
+                sums[out + lane // 8 * n_rows + lane % n_rows] += lanes[lane]

@@ -15,6 +15,8 @@ from karhunen.allocation.leading import Leading
 from karhunen.allocation.water_filling import WaterFilling
 from karhunen.codec import SideCodec
 from karhunen.fitting import fit
+from karhunen.metrics.plain import Plain
+from karhunen.metrics.relative import Relative
 from karhunen.packing.bit_fields import FixedWidth
 from karhunen.packing.deflate import Deflate
 from karhunen.quantizers.base import QuantizerData
@@ -25,6 +27,7 @@ from karhunen.quantizers.non_uniform import NonUniform
 from karhunen.recipes import make
 from karhunen.statistics.identity import LayerShape
 from karhunen.statistics.moments import Moments
+from karhunen.statistics.need import Need
 from karhunen.store.layer_store import LayerStore
 from karhunen.transforms.base import TransformData
 from karhunen.transforms.chain import ChainSpec, transformed_moments
@@ -268,6 +271,19 @@ def test_aatc_spends_one_budget_over_keys_and_values_of_all_layers() -> None:
     n = 2 * (32 + 32 + 64 + 32)
     assert 3 * n - 32 < sum(stored) <= 3 * n
     assert len(set(stored)) > 1, "each side on its own would get the same rate"
+
+
+def test_a_relative_metric_costs_one_for_coding_nothing() -> None:
+    moments = Moments.of(normal(2, 500, 8).double() * torch.arange(1, 9))
+    for inner, about in ((Plain(), Need("moments", "key")), (Relative(Plain()), Need("moments", "value"))):
+        metric = Relative(inner).matrix(about, lambda _: moments)
+        assert float((metric * moments.covariance).sum()) == pytest.approx(1)
+
+
+def test_a_relative_metric_does_not_know_units() -> None:
+    x, about = normal(1, 500, 8).double(), Need("moments", "key")
+    small, large = (Relative(Plain()).matrix(about, lambda _, k=k: Moments.of(k * x)) for k in (1.0, 1000.0))
+    torch.testing.assert_close(large * 1e6, small)
 
 
 # CommVQ

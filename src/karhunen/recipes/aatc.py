@@ -3,7 +3,8 @@
 Reproduced: pre-RoPE keys and values in one latent per layer and side, axes that diagonalise the attention-aware error
 (queries weighted by the softmax's own sensitivity; the output projection for values), reverse water-filling of one
 budget over layers, sides and coefficients. Departs: importance weighs the calibration, not a token at run time, so
-every token takes the same bytes; scores and outputs are counted in their own units.
+every token takes the same bytes; scores and outputs are each counted as shares of what coding nothing would cost, since
+in their own units one budget gives values six bits and keys less than one.
 """
 
 from functools import partial
@@ -12,6 +13,7 @@ from karhunen.allocation.water_filling import WaterFilling
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.metrics.output import OutputMetric
 from karhunen.metrics.query import QueryMetric
+from karhunen.metrics.relative import Relative
 from karhunen.quantizers.affine import Affine, PerToken
 from karhunen.recipe import Recipe, Side
 from karhunen.transforms.klt import KLT
@@ -27,7 +29,7 @@ def aatc(bits: float = 2.75, group: int = 32, sink: int = 4, recent: int = 128) 
     )
     return Recipe(
         "aatc",
-        key=side(frame=RopeFrame(1, joined=True), metric=QueryMetric("attention")),
-        value=side(frame=RopeFrame(joined=True), metric=OutputMetric()),
+        key=side(frame=RopeFrame(1, joined=True), metric=Relative(QueryMetric("attention"))),
+        value=side(frame=RopeFrame(joined=True), metric=Relative(OutputMetric())),
         window=SinkRecent(sink, recent),
     )

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
@@ -93,12 +93,14 @@ def evaluate(plan: Plan, load: Load, *, jobs: int = 1, on_stage: OnStage | None 
     say(f"statistics, then {len(plan.rated)} recipes in {jobs} processes")
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # its memory is given back with the process
         pool.submit(_measure_statistics, plan, load, torch.get_num_threads()).result()
-    shares = [replace(plan, rated=plan.rated[i::jobs]) for i in range(min(jobs, len(plan.rated)))]
-    threads = max(1, torch.get_num_threads() // len(shares))
+    n = min(jobs, len(plan.rated))
     outcome = Outcome()
-    with ProcessPoolExecutor(len(shares), mp_context=get_context("spawn")) as pool:
-        for share in pool.map(_work, shares, [load] * len(shares), [threads] * len(shares)):
-            outcome.add(share)
+    wanted = [(task, rated) for task in range(len(plan.tasks)) for rated in plan.rated]
+    settings = (plan, load, max(1, torch.get_num_threads() // n))
+    with ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=_start, initargs=settings) as pool:
+        for i, ((task, rated), part) in enumerate(zip(wanted, pool.map(_work, wanted), strict=True)):
+            say(f"{plan.tasks[task].name}: {rated.text} ({i + 1} of {len(wanted)})")
+            outcome.add(part)
     return outcome
 
 
@@ -147,11 +149,22 @@ def end_with_parent() -> None:
         Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def _work(plan: Plan, load: Load, n_threads: int) -> Outcome:
+def _start(plan: Plan, load: Load, n_threads: int) -> None:
     end_with_parent()
     keep_freed_memory()
     torch.set_num_threads(n_threads)
-    return _Run(plan, *load(), lambda _: None).all()
+    _running.append(_Run(plan, *load(), lambda _: None))
+
+
+def _work(wanted: tuple[int, Rated]) -> Outcome:
+    run, (task, rated) = _running[0], wanted
+    run.outcome = Outcome()
+    run.one(run.plan.tasks[task], rated)
+    return run.outcome
+
+
+_running: list["_Run"] = []
+"""In a worker: what it keeps from one recipe to the next, the model and the dense runs of the task at hand."""
 
 
 @final
@@ -165,18 +178,27 @@ class _Run:
         self.say = say
         self.known: Statistics | None = None
         self.fitted: dict[str, tuple[Codec, float]] = {}  # tables of a codec are small, and every task asks for it
+        self.at: tuple[Task, Prepared] | None = None
         self.outcome = Outcome()
 
     def all(self) -> Outcome:
         """Task by task, recipe by recipe."""
         for task in self.plan.tasks:
-            prepared = task.prepare(self.model, self.tokenizer, self.plan.seed, self.plan.limit)
-            waiting = [(r, c) for r in self.plan.rated if not self._keep(c := self._configuration(task, prepared, r))]
-            for i, (rated, configuration) in enumerate(waiting):
-                self.say(f"{task.name}: {rated.text} ({i + 1} of {len(waiting)})")
-                self._one(rated, configuration, prepared)
-            del prepared
+            for rated in self.plan.rated:
+                self.one(task, rated)
         return self.outcome
+
+    def one(self, task: Task, rated: Rated) -> None:
+        """One recipe on one task, unless its result is there. Dense runs last from the first recipe of a task to the
+        first of another."""
+        if self.at is None or self.at[0] is not task:
+            self.at = None  # what it holds is given back first
+            self.at = task, task.prepare(self.model, self.tokenizer, self.plan.seed, self.plan.limit)
+        prepared = self.at[1]
+        configuration = self._configuration(task, prepared, rated)
+        if not self._keep(configuration):
+            self.say(f"{task.name}: {rated.text}")
+            self._one(rated, configuration, prepared)
 
     def statistics(self) -> Statistics:
         """Of the model, for all recipes of the plan; given ones are taken as they are."""

@@ -45,8 +45,9 @@ def _spread_samples(x: Float[Tensor, "s n w"], n_entries: int, seed: int, sizes:
     n = x.shape[1]
     start = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:n_entries].sort().values
     size = torch.tensor(sizes)
-    quantiles = x.sort(dim=1).values[:, ((torch.arange(n_entries) + 0.5) * n / n_entries).long()]
-    drawn = torch.where((size == 1)[:, None, None], quantiles, x[:, start])
+    drawn = x[:, start]
+    if (single := size == 1).any():
+        drawn[single] = x[single].sort(dim=1).values[:, ((torch.arange(n_entries) + 0.5) * n / n_entries).long()]
     mean = x.mean(1, keepdim=True)
     return mean + (drawn - mean) * ((size + 2) / size).sqrt()[:, None, None]
 

@@ -47,7 +47,8 @@ def exact_attention(
     else:
         part = _numpy(coded.partial.mean), _numpy(coded.partial.log_sum)
         maps = _numpy(coded.matrix), _numpy(coded.offset)
-    _attend(_numpy(query), given, *part, *maps, scale, mean.numpy(), log_sum.numpy())
+    scores = np.empty(sum(piece.n for piece in given) + 8, np.float32)
+    _attend(_numpy(query), given, *part, *maps, scale, scores, mean.numpy(), log_sum.numpy())
     return Partial(mean, log_sum)
 
 
@@ -119,7 +120,7 @@ def _compiled(made_of: str):
     """Kept on disk for these sources (karhunen.kernels.sources)."""
 
     @njit(cache=True, nogil=True)
-    def _attend(query, pieces, coded_mean, coded_log_sum, matrix, offset, scale, mean, log_sum):
+    def _attend(query, pieces, coded_mean, coded_log_sum, matrix, offset, scale, scores, mean, log_sum):
         """Row by row: scores, softmax, mean; then the coded part's share."""
         if not made_of:
             return
@@ -127,7 +128,6 @@ def _compiled(made_of: str):
         flat = query.reshape(-1)
         a, b, c = pieces
         n = a.n + b.n + c.n
-        scores = np.empty(n + 8, np.float32)
         for item in range(n_batch * n_heads * n_rows):
             batch, head, row = item // (n_heads * n_rows), item // n_rows % n_heads, item % n_rows
             _score(flat, item * d, d, a, batch, head, scale, scores, 0)

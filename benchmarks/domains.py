@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--recipe", nargs="+", default=["karhunen", "spectra", "nova_kv"])
     parser.add_argument("--rate", type=int, nargs="+", default=[8], choices=list(RATES))
     parser.add_argument("--results", type=Path, default=Path("results/domains"))
+    parser.add_argument("--calibrate-on", nargs="+", default=list(SOURCES), choices=list(SOURCES))
     parser.add_argument("--long-tokens", type=int, default=7680, help="prefill of the long documents; 0: none")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -49,8 +50,8 @@ def main() -> None:
     sizes = {"prefill_tokens": 2560, "scored_tokens": 384, "generated_tokens": 0}
     short = (Texts(n_prose=1, n_code=0, **sizes), Texts(n_prose=0, n_code=1, **sizes))
     long = {**sizes, "prefill_tokens": given.long_tokens}
-    plans = [(source, short) for source in ("prose", "code", "both")]
-    if given.long_tokens:
+    plans = [(source, short) for source in given.calibrate_on]
+    if given.long_tokens and "both" in given.calibrate_on:
         plans.append(("both", (Texts(n_prose=1, n_code=0, **long), Texts(n_prose=0, n_code=1, **long))))
     for source, tasks in plans:
         folder = given.results / "statistics" / f"{given.model}-{source}"

@@ -97,9 +97,9 @@ def _steps(screen: Screen, wanted: Wanted, codec_folder: Path) -> list[dict[str,
 
 def _show(screen: Screen, document: dict[str, Any]) -> None:
     table = grid(
-        "what", "threads", "batch", "bits", "tokens", "bytes ms", "dense ms", "speed-up", "× sdpa", "× bf16", "GB/s",
-        "read MB", "dense MB", "code µs/token", "output error", "KL", title=document["mode"],
-        right=tuple(range(1, 16)),
+        "what", "threads", "batch", "bits", "tokens", "bytes, ms", "dense, ms", "fastest", "speed-up", "× sdpa",
+        "× bf16", "GB/s", "read, of MB", "code, µs", "error or KL", title=document["mode"],
+        right=(*range(1, 7), *range(8, 15)),
     )  # fmt: skip
     for row in document["rows"]:
         ms = row["milliseconds"]
@@ -110,15 +110,14 @@ def _show(screen: Screen, document: dict[str, Any]) -> None:
             f"{row['bits_per_element']:.2f}",
             f"{row['tokens']:,}",
             f"{ms['bytes']:.2f}",
-            f"{ms[row['fastest_dense']]:.2f} {row['fastest_dense']}",
+            f"{ms[row['fastest_dense']]:.2f}",
+            row["fastest_dense"].removesuffix("_float32"),
             f"{row['speed_up']:.2f}",
             *(f"{row[name]:.2f}" if name in row else "" for name in ("speed_up_sdpa", "speed_up_bfloat16")),
             f"{row['bytes_read'] / ms['bytes'] / 1e6:.2f}",
-            f"{row['bytes_read'] / 1e6:.2f}",
-            f"{row['dense_bytes_read'] / 1e6:.2f}",
+            f"{row['bytes_read'] / 1e6:.1f}, {row['dense_bytes_read'] / 1e6:.0f}",
             f"{row['encode_microseconds_per_token']:.1f}",
-            "" if row.get("output_error") is None else f"{row['output_error']:.1e}",
-            "n/a" if row["kl"] is None else f"{row['kl']:.4f}",
+            _quality(row),
         )
     screen.table(table)
     made = document["provenance"]
@@ -127,6 +126,13 @@ def _show(screen: Screen, document: dict[str, Any]) -> None:
         f"a copy in memory moves {copies}; medians of {document['rounds']} rounds, torch "
         f"{made['versions'].get('torch', '?')}, commit {made['commit'] or 'unknown'}"
     )
+
+
+def _quality(row: dict[str, Any]) -> str:
+    """Of a model, the KL of its codec; of a made-up layer, how far reading bytes is from decoding them in float64."""
+    if row["kl"] is not None:
+        return f"{row['kl']:.4f}"
+    return "" if row.get("output_error") is None else f"{row['output_error']:.0e}"
 
 
 def _write(document: dict[str, Any], output: Path) -> None:

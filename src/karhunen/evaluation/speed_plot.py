@@ -21,11 +21,13 @@ def speed_figure(document: dict[str, Any]) -> Figure:
         seconds = [row["milliseconds"]["bytes"] / 1e3 for row in mine]
         rates = [row["bytes_read"] / s / 1e9 for row, s in zip(mine, seconds, strict=True)]
         dense = [row["dense_bytes_read"] / s / 1e9 for row, s in zip(mine, seconds, strict=True)]
-        right.plot(tokens, rates, label=f"{label}: bytes", **look)
-        right.plot(tokens, dense, linestyle=":", label=f"{label}: as if dense", **look)
+        right.plot(tokens, rates, **look)
+        right.plot(tokens, dense, linestyle=":", **look)
     left.axhline(1.0, color="#777777", linewidth=0.8)
-    for n, rate in document["copy_gb_per_second"].items():
-        right.axhline(rate, color="#777777", linestyle="--", label=f"copy in memory, {n} thread(s)")
+    for rate in document["copy_gb_per_second"].values():
+        right.axhline(rate, color="#777777", linestyle="--")
+    for style, meaning in (("-", "bytes read"), (":", "bytes a dense cache would read"), ("--", "a copy in memory")):
+        right.plot([], [], color="#777777", linestyle=style, label=meaning)
     left.set_ylabel("times faster than the fastest dense")
     right.set_ylabel("GB/s")
     right.set_yscale("log")

@@ -17,6 +17,8 @@ from karhunen.allocation.uniform import Uniform
 from karhunen.frames.rope_frame import join_heads
 from karhunen.metrics.base import Metric
 from karhunen.metrics.output import OutputMetric
+from karhunen.metrics.query import QueryMetric
+from karhunen.metrics.relative import Relative
 from karhunen.packing.base import PackingSpec
 from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec
 from karhunen.recipe import recipe_kinds
@@ -35,6 +37,7 @@ from karhunen.windows.partition import Partition, Place
 
 EXAMPLES: dict[str, Any] = {
     "ChainSpec": ChainSpec((Hadamard(), KLT())),
+    "Relative": Relative(QueryMetric()),
     "Uniform": Uniform(3),
     "WaterFilling": {"bits": 3.0},
 }

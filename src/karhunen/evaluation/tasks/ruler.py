@@ -88,8 +88,8 @@ SUITE: tuple[tuple[str, int], ...] = (
     ("niah_single_1", 3000),
     ("niah_single_2", 1500),
 )
-"""Kinds and lengths that SmolLM2 without compression does in four of five questions or more: the first at 1,500 tokens in
-five of five (benchmarks/ruler_settings.py); at 3,000, and the second, in six of six when tried by hand."""
+"""Kinds and lengths that SmolLM2 without compression does in four of five questions or more: the first at 1,500 tokens
+in five of five (benchmarks/ruler_settings.py); at 3,000, and the second, in six of six when tried by hand."""
 
 
 @final

@@ -149,11 +149,21 @@ def test_assisted_generation_gives_the_same_tokens() -> None:
     assert fast == plain
 
 
-def test_one_line_use_reads_bytes() -> None:
-    model = models("llama")[1]
+def test_one_line_use_reads_bytes_and_leaves_the_attention_as_it_was() -> None:
+    model = models("llama")[0]
     with compressed(model, codec("llama")) as session:
         generate(model, tokens(1, N_PROMPT))
     assert_read_from_bytes(session.cache, "karhunen")
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_one_line_use_keeps_an_attention_that_was_chosen() -> None:
+    model = build("llama", attn_implementation="eager")
+    with compressed(model, codec_of(model, "karhunen")) as session:
+        generate(model, tokens(1, N_PROMPT))
+    assert session.cache is not None
+    assert all("attn_implementation is not karhunen" in row.how_read for row in session.report().layers if row.n_coded)
+    assert model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -26,7 +26,7 @@ from karhunen.store.exceptions import Exceptions, RowExceptions
 from karhunen.store.snapshot import Snapshot
 
 CHUNK_TOKENS = 8192
-"""Coded tokens read at a time: bounds the working memory, at 1 % of the time for what each chunk costs."""
+"""Coded tokens read at a time: bounds the working memory."""
 
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
 """Against decoding, then softmax, in float32: both sum some hundred float32 terms in different orders, and the inverse

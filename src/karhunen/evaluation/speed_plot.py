@@ -46,5 +46,6 @@ def speed_figure(document: dict[str, Any]) -> Figure:
 
 
 def _label(row: dict[str, Any]) -> str:
-    what = row.get("shape", row.get("model", ""))
-    return f"{what}, batch {row.get('batch', 1)}, {row['threads']} thread(s), {row['bits_per_element']:.2f} bits"
+    if "shape" not in row:  # a model's bits per element fall with length, as the exact window weighs less
+        return f"{row['model']}, {row.get('recipe', '')}, {row['threads']} thread(s)"
+    return f"{row['shape']}, batch {row['batch']}, {row['threads']} thread(s), {row['bits_per_element']:.2f} bits"

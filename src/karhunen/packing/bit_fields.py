@@ -5,8 +5,10 @@ holds byte p of every token, so that a kernel reads neighbouring tokens together
 the symbols.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import final
 
 import torch
@@ -49,10 +51,10 @@ class BitFields(Layout):
         if all(w == 8 for w in self.widths):
             return symbols.to(torch.uint8)
         planes = torch.zeros(b, self.bytes_per_token + 3, t, dtype=torch.int32, device=symbols.device)
-        for i, offset in enumerate(self._offsets):
-            shifted = symbols[:, i].int() << (offset % 8)
-            for k in range((offset % 8 + self.widths[i] + 7) // 8):
-                planes[:, offset // 8 + k] |= (shifted >> (8 * k)) & 0xFF
+        for alike in self._alike:
+            shifted = symbols[:, alike.fields].int() << alike.shift
+            for k, reached in enumerate(alike.planes):
+                planes[:, reached] |= (shifted >> (8 * k)) & 0xFF
         return planes[:, : self.bytes_per_token].to(torch.uint8)
 
     def unpack(self, planes: UInt8[Tensor, "b p t"]) -> Int[Tensor, "b s t"]:
@@ -61,14 +63,44 @@ class BitFields(Layout):
             return planes.int()
         b, _, t = planes.shape
         wide = planes.int()
-        symbols = torch.empty(b, len(self.widths), t, dtype=torch.int32, device=planes.device)
-        for i, offset in enumerate(self._offsets):
-            value = wide[:, offset // 8]
-            for k in range(1, (offset % 8 + self.widths[i] + 7) // 8):
-                value = value | (wide[:, offset // 8 + k] << (8 * k))
-            symbols[:, i] = (value >> (offset % 8)) & ((1 << self.widths[i]) - 1)
+        symbols = torch.zeros(b, len(self.widths), t, dtype=torch.int32, device=planes.device)
+        for alike in self._alike:
+            value = wide[:, alike.planes[0]]
+            for k, reached in enumerate(alike.planes[1:], start=1):
+                value = value | (wide[:, reached] << (8 * k))
+            symbols[:, alike.fields] = (value >> alike.shift) & ((1 << alike.width) - 1)
         return symbols
 
-    @property
-    def _offsets(self) -> list[int]:
-        return list(accumulate(self.widths, initial=0))[:-1]
+    @cached_property
+    def _alike(self) -> list["_Alike"]:
+        """The fields, together where they start at the same bit of their byte and are equally wide."""
+        by_place = defaultdict[tuple[int, int], list[tuple[int, int]]](list)
+        for i, (offset, width) in enumerate(zip(accumulate(self.widths, initial=0), self.widths, strict=False)):
+            if width:
+                by_place[offset % 8, width].append((i, offset // 8))
+        return [
+            _Alike(
+                shift,
+                width,
+                _stepped([i for i, _ in fields]),
+                tuple(_stepped([byte + k for _, byte in fields]) for k in range((shift + width + 7) // 8)),
+            )
+            for (shift, width), fields in by_place.items()
+        ]
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """Fields that one operation packs: no two of them reach the same plane with the same part."""
+
+    shift: int
+    width: int
+    fields: slice | list[int]
+    planes: tuple[slice | list[int], ...]
+
+
+def _stepped(places: list[int]) -> slice | list[int]:
+    """The places as a slice where they are evenly spaced: a view, not a copy."""
+    step = places[1] - places[0] if len(places) > 1 else 1
+    even = all(b - a == step for a, b in pairwise(places))
+    return slice(places[0], places[-1] + 1, step) if even else places

@@ -4,6 +4,9 @@ Every variant is a recipe like any other: fitted on the same text, really packed
 runner, one JSON each; what exists is not run again. The last thing printed is the table.
 
     python benchmarks/ablation.py --model smollm2 --json results/measured/ablation-smollm2.json
+    python benchmarks/ablation.py --model smollm2 --instead --json results/measured/instead-smollm2.json
+
+The second measures what was tried in place of an ingredient, or on top of all, and is not in the recipe.
 """
 
 import argparse
@@ -27,6 +30,7 @@ from karhunen.hf.embedded import load
 from karhunen.metrics.output import OutputMetric
 from karhunen.metrics.plain import Plain
 from karhunen.metrics.query import QueryMetric
+from karhunen.packing.deflate import Deflate
 from karhunen.quantizers.byte_vq import ByteVQ
 from karhunen.quantizers.group_vq import GroupVQ
 from karhunen.quantizers.lloyd_max import LloydMax
@@ -39,35 +43,59 @@ RATES = {4: 4.0, 8: 2.0, 12: 4 / 3}
 GROUP_SIZE = {4: 2, 8: 4}  # coefficients that share a byte where all bytes hold equally many; 6 does not divide a head
 
 
-def variants(rate: int) -> dict[str, Recipe]:
+def instead(rate: int) -> dict[str, Recipe]:
+    """By what is another way or comes on top."""
+    whole = make(f"karhunen:bits={RATES[rate]}")
+    sides = partial(both, whole)
+    joined = replace(
+        whole,
+        key=replace(key_of(whole), frame=replace(key_of(whole).frame, joined=True)),
+        value=replace(value_of(whole), frame=RopeFrame(joined=True)),
+    )
+    return {
+        "whole": whole,
+        "with the heads of a layer joined into one vector": joined,
+        "with values of a layer joined into one vector": replace(joined, key=whole.key),
+        "with DEFLATE over pages of 256 tokens": sides(lambda s: replace(s, packing=Deflate(256))),
+        "with a gain of 8 bits per token and head": sides(lambda s: replace(s, quantizer=ByteVQ(gain="log8"))),
+        "with codebooks half trained on Gaussian vectors": sides(
+            lambda s: replace(s, quantizer=ByteVQ(gaussian_share=0.5))
+        ),
+        "with twice the rounds of k-means": sides(lambda s: replace(s, quantizer=ByteVQ(n_iterations=20))),
+    }
+
+
+def without(rate: int) -> dict[str, Recipe]:
     """By what is missing."""
     whole = make(f"karhunen:bits={RATES[rate]}")
     per_head = WaterFilling(RATES[rate], "head")
     sides = partial(both, whole)
     found = {
         "whole": whole,
-        "one budget for the model (each head the same bytes)": sides(lambda s: replace(s, allocation=per_head)),
-        "Fisher metric (queries for keys, W_O for values; each head the same bytes)": replace(
+        "without one budget for the model (each head the same bytes)": sides(lambda s: replace(s, allocation=per_head)),
+        "without Fisher metric (queries for keys, W_O for values; each head the same bytes)": replace(
             both(whole, lambda s: replace(s, allocation=per_head)),
             key=replace(key_of(whole), metric=QueryMetric(), allocation=per_head),
             value=replace(value_of(whole), metric=OutputMetric(), allocation=per_head),
         ),
-        "any metric (error of the numbers)": sides(lambda s: replace(s, metric=Plain())),
-        "block frame (keys after RoPE)": replace(whole, key=replace(key_of(whole), frame=RopeFrame())),
-        "mean by offset (one mean)": replace(
+        "without any metric (error of the numbers)": sides(lambda s: replace(s, metric=Plain())),
+        "without block frame (keys after RoPE)": replace(whole, key=replace(key_of(whole), frame=RopeFrame())),
+        "without mean by offset (one mean)": replace(
             whole, key=replace(key_of(whole), frame=replace(key_of(whole).frame, center=False))
         ),
-        "transform (coordinates as they are)": sides(lambda s: replace(s, transform=Identity(), metric=Plain())),
-        "vectors (Lloyd-Max scalars of whole bits)": sides(
+        "without transform (coordinates as they are)": sides(
+            lambda s: replace(s, transform=Identity(), metric=Plain())
+        ),
+        "without vectors (Lloyd-Max scalars of whole bits)": sides(
             lambda s: replace(s, quantizer=LloydMax(gain="none", scaled=True))
         ),
-        "the loss of byte codes in the budget": sides(lambda s: replace(s, quantizer=ByteVQ(loss=()))),
-        "abnormal tokens kept exact": replace(whole, window=SinkRecent(4, 128)),
+        "without the loss of byte codes in the budget": sides(lambda s: replace(s, quantizer=ByteVQ(loss=()))),
+        "without abnormal tokens kept exact": replace(whole, window=SinkRecent(4, 128)),
     }
     if rate in GROUP_SIZE:
         equal = GroupVQ(GROUP_SIZE[rate], grouping="equal_volume", gain="none")
         bits = Uniform(8 // GROUP_SIZE[rate])
-        found["variable groups (as many coefficients in each byte, equal volumes)"] = sides(
+        found["without variable groups (as many coefficients in each byte, equal volumes)"] = sides(
             lambda s: replace(s, allocation=bits, quantizer=equal)
         )
     return found
@@ -95,6 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rate", type=int, nargs="+", default=list(RATES), choices=list(RATES))
+    parser.add_argument("--instead", action="store_true", help="what was tried in place of the recipe's own ways")
     parser.add_argument("--only", default="", help="variants whose name holds these letters")
     parser.add_argument("--results", type=Path, default=Path("results/ablation"))
     parser.add_argument("--statistics", type=Path, help="measured there; by default in the folder of results")
@@ -105,9 +134,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rated = tuple(
-        Rated("karhunen", rate, f"{rate}: without {name}" if name != "whole" else f"{rate}: whole", recipe)
+        Rated("karhunen", rate, f"{rate}: {name}", recipe)
         for rate in given.rate
-        for name, recipe in variants(rate).items()
+        for name, recipe in (instead if given.instead else without)(rate).items()
         if given.only in name or name == "whole"
     )
     sizes = {"prefill_tokens": given.prefill_tokens, "scored_tokens": given.scored_tokens, "generated_tokens": 0}

@@ -174,6 +174,15 @@ def test_a_rotating_pair_of_steady_radius_costs_nothing_but_its_angle() -> None:
     error = float((back - x).square().sum() / x.square().sum())
     assert error == pytest.approx(2 * (1 - math.sin(math.pi / 16) / (math.pi / 16)), rel=0.1)
     assert bits_per_element(key) == 4 + 16 / 32, "one range per pair and 32 tokens"
+    finer, _ = uncalibrated("polarquant_pairs:bits=4,angle_extra=1")
+    error = float((finer.distort(x, torch.arange(64)[None]) - x).square().sum() / x.square().sum())
+    assert error == pytest.approx(2 * (1 - math.sin(math.pi / 32) / (math.pi / 32)), rel=0.1), "32 sectors"
+    assert bits_per_element(finer) == bits_per_element(key), "what an angle gains, a radius gives"
+
+
+def test_a_radius_without_a_bit_is_refused() -> None:
+    with pytest.raises(ValueError, match="radius 0 and an angle 2"):
+        uncalibrated("polarquant_pairs:bits=1,angle_extra=1")
 
 
 # OSCAR

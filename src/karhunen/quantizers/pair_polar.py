@@ -2,7 +2,7 @@
 
     ρ = √(x_i² + x_j²), quantized by channel over a block of tokens;   θ = atan2(x_j, x_i), in 2^w sectors of the circle
 
-Source: PolarQuant (arXiv:2502.00527): post-RoPE keys, as many bits for ρ as for θ, groups of 128 tokens.
+Source: PolarQuant (arXiv:2502.00527): post-RoPE keys, ρ and θ of a width each, 4 bits for both, groups of 128 tokens.
 Pairs are (i, i + c/2), as Llama rotates them, or (2i, 2i + 1) if `interleaved`; any pairing is undone exactly.
 """
 
@@ -24,14 +24,20 @@ MAX_BITS = 8
 @final
 @dataclass(frozen=True)
 class PairPolar(QuantizerSpec):
-    """Radii with a float16 range per pair and `block_tokens` tokens; angles need none."""
+    """Radii with a float16 range per pair and `block_tokens` tokens; angles need none.
+
+    At a rate of b bits an angle takes b + `angle_extra` and a radius b − `angle_extra`.
+    """
 
     block_tokens: int = 32
     interleaved: bool = False
+    angle_extra: int = 0
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
             raise ValueError(f"a range over {self.block_tokens} tokens is empty; use 1 or more")
+        if not 0 <= self.angle_extra < MAX_BITS:
+            raise ValueError(f"angle_extra={self.angle_extra} is no number of bits; use 0 to {MAX_BITS - 1}")
 
     def cost(self, c: int) -> RateCost:
         """Half a range per coefficient and block; ValueError if there are no pairs."""
@@ -46,8 +52,14 @@ class PairPolar(QuantizerSpec):
         bits = int(data.rates.max().round())
         if bool((data.rates != bits).any()) or not 1 <= bits <= MAX_BITS:
             raise ValueError(f"radius and angle take one rate of 1 to {MAX_BITS} bits for all; use Uniform(4)")
-        radius = AffineQuantizer(torch.full((g, c // 2), bits, dtype=torch.int32), 1, self.block_tokens, 1.0)
-        return PairPolarQuantizer(radius, bits, self.interleaved)
+        radius_bits, angle_bits = bits - self.angle_extra, bits + self.angle_extra
+        if radius_bits < 1 or angle_bits > MAX_BITS:
+            raise ValueError(
+                f"{bits} bits with angle_extra={self.angle_extra} give a radius {radius_bits} and an angle "
+                f"{angle_bits}; each takes 1 to {MAX_BITS}"
+            )
+        radius = AffineQuantizer(torch.full((g, c // 2), radius_bits, dtype=torch.int32), 1, self.block_tokens, 1.0)
+        return PairPolarQuantizer(radius, angle_bits, self.interleaved)
 
 
 @final

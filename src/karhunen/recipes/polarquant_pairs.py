@@ -1,7 +1,7 @@
 """PolarQuant (arXiv:2502.00527): the radius and the angle of a key's rotary pairs; values per token.
 
-Reproduced: post-RoPE keys, as many bits for the radius (per channel, asymmetric) as for the angle; values evenly
-spaced.
+Reproduced: post-RoPE keys, a width for the radius (per channel, asymmetric) and one for the angle; values evenly
+spaced. Below four bits an angle needs more than a radius (`angle_extra`).
 Departs: ranges over 32 tokens and not 128, so that all per-channel methods compare at one block (`group=128` is the
 paper's); angles take equal sectors of the circle and no range. (arXiv:2502.02617 of the same name is `polarquant`.)
 """
@@ -12,16 +12,24 @@ from karhunen.quantizers.pair_polar import PairPolar
 from karhunen.recipe import Recipe, Side
 from karhunen.windows.sink_recent import SinkRecent
 
-RATES = {4: {"group": 128}, 8: {"bits": 2, "group": 128}}
+RATES = {4: {"group": 128}, 8: {"bits": 2, "angle_extra": 1, "group": 128}}
 
 
 def polarquant_pairs(
-    bits: int = 4, group: int = 32, interleaved: bool = False, sink: int = 4, recent: int = 128
+    bits: int = 4,
+    angle_extra: int = 0,
+    group: int = 32,
+    interleaved: bool = False,
+    sink: int = 4,
+    recent: int = 128,
 ) -> Recipe:
-    """`bits` for each radius, angle and value coefficient; `interleaved` pairs (2i, 2i + 1), as GPT-J rotates them."""
+    """`bits` for each value coefficient and, on average, for radius and angle: `bits` ∓ `angle_extra`.
+
+    `interleaved` pairs (2i, 2i + 1), as GPT-J rotates them.
+    """
     return Recipe(
         "polarquant_pairs",
-        key=Side(allocation=Uniform(bits), quantizer=PairPolar(group, interleaved)),
+        key=Side(allocation=Uniform(bits), quantizer=PairPolar(group, interleaved, angle_extra)),
         value=Side(allocation=Uniform(bits), quantizer=Affine(PerToken(group), fit_group=True)),
         window=SinkRecent(sink, recent),
     )

@@ -26,6 +26,7 @@ from karhunen.windows.small_norm import NormBelow
 
 Key = tuple[int, Slot]
 EXACT_BITS = 16  # of an exact scalar, as budgets count it
+EXACT_RESERVE = 1.7  # a budget holds this many times calibration's share of exact tokens: texts differ by that much
 CENTERED_POSITIONS = 4096  # over which the turning mean of a centered post-RoPE frame is averaged
 
 
@@ -129,12 +130,12 @@ def _exceptions(recipe: Recipe, layer: LayerStatistics) -> NormBelow | None:
 
 
 def _share_kept_exact(recipe: Recipe, layer: LayerStatistics) -> float:
-    """Share of the tokens that the window's rule keeps exact beside their codes, as calibration saw it; too low where
-    another recipe's statistics left out more sinks than this one's."""
+    """Share of the tokens that the budget lets the window's rule keep exact beside their codes: what calibration saw,
+    with a reserve; too low where another recipe's statistics left out more sinks than this one's."""
     found = layer.measured.get(recipe.about("key"))
     if recipe.window.exceptions is None or not isinstance(found, Moments) or not layer.n_tokens:
         return 0.0
-    return max(0.0, 1 - float(found.count.max()) / layer.n_tokens)
+    return EXACT_RESERVE * max(0.0, 1 - float(found.count.max()) / layer.n_tokens)
 
 
 def _frame_mean(job: _Job) -> Tensor | None:

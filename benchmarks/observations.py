@@ -26,25 +26,27 @@ from karhunen.allocation.base import Allocation
 from karhunen.allocation.leading import Leading
 from karhunen.allocation.uniform import Uniform
 from karhunen.allocation.water_filling import WaterFilling
-from karhunen.calibration.texts import evaluation_text
+from karhunen.calibration.calibrate import calibrate
+from karhunen.calibration.texts import calibration_text, evaluation_text
 from karhunen.evaluation.attention_error import attention_errors, capture
 from karhunen.evaluation.composition import anatomy
 from karhunen.evaluation.provenance import provenance
 from karhunen.fitting import fit
 from karhunen.frames.rope_frame import RopeFrame
+from karhunen.hf.input_maps import linear_map
 from karhunen.quantizers.affine import Affine, PerToken
 from karhunen.recipe import Recipe, Side
 from karhunen.recipes import make
 from karhunen.statistics.artifact import load_statistics
 from karhunen.statistics.gathered import Statistics
 from karhunen.statistics.moments import Moments
-from karhunen.statistics.need import Need, Slot
-from karhunen.statistics.projection import Projection
+from karhunen.statistics.need import SLOTS, Need, Slot
 from karhunen.transforms.klt import KLT, principal_axes
-from karhunen.transforms.spectra_latent import activations_need, projection_need, reconstruction_error
+from karhunen.transforms.spectra_latent import activations_need, reconstruction_error
 from karhunen.windows.sink_recent import SinkRecent
 
 WINDOW = SinkRecent(4, 0)
+INPUTS = activations_need(Need("moments", "key", skip_tokens=WINDOW.sink))
 
 
 def allocations(n_coefficients: int, group: int) -> dict[str, Allocation]:
@@ -94,14 +96,21 @@ def of_layer(statistics: Statistics, layer: int, slot: Slot) -> dict[str, float]
         "energy_of_a_quarter_latent": share_of_quarter((axes * (second @ axes)).sum(0)),
         "energy_of_a_quarter_centered_latent": share_of_quarter((centered * (covariance @ centered)).sum(0)),
     }
-    measured = statistics.layers[layer].measured
-    activations, projection = measured.get(activations_need(about)), measured.get(projection_need(about))
-    if isinstance(activations, Moments) and isinstance(projection, Projection):
-        half = len(projection.bias) // 2
-        alone, weighted = (reconstruction_error(activations, projection, half, w) for w in (False, True))
-        found |= {"half_rank_error_weights_alone": alone, "half_rank_error_weighted": weighted}
-        found["half_rank_factor"] = alone / weighted
     return found
+
+
+def half_rank(model: Any, inputs: Statistics, layer: int, slot: Slot) -> dict[str, float]:
+    """What factoring the weights in the metric of what they read is worth, before any norm of the keys."""
+    projection = linear_map(model.get_submodule(f"model.layers.{layer}.self_attn"), slot)
+    assert projection is not None, "models of this benchmark have plain projections"
+    activations = inputs.layers[layer].get(INPUTS, Moments)
+    half = len(projection.bias) // 2
+    alone, weighted = (reconstruction_error(activations, projection, half, w) for w in (False, True))
+    return {
+        "half_rank_error_weights_alone": alone,
+        "half_rank_error_weighted": weighted,
+        "half_rank_factor": alone / weighted,
+    }
 
 
 def coded_errors(
@@ -193,7 +202,7 @@ def main() -> None:
         type=Path,
         nargs="+",
         required=True,
-        help="of the recipe spectra; those of activations and projections may lie in a folder of their own",
+        help="of the recipe spectra",
     )
     parser.add_argument("--tokens", type=int, default=1024, help="length of the document that is coded")
     parser.add_argument("--group", type=int, default=24, help="coefficients that share a range")
@@ -204,8 +213,13 @@ def main() -> None:
 
     statistics = reduce(operator.add, (load_statistics(folder) for folder in given.statistics))
     indices = sorted(statistics.layers)
-    layers = {slot: [of_layer(statistics, i, slot) for i in indices] for slot in ("key", "value")}
+    layers = {slot: [of_layer(statistics, i, slot) for i in indices] for slot in SLOTS}
     model, tokenizer = load(given.model)
+    inputs = calibrate(model, calibration_text(), [INPUTS], tokenizer)
+    for slot in SLOTS:
+        layers[slot] = [
+            found | half_rank(model, inputs, i, slot) for i, found in zip(indices, layers[slot], strict=True)
+        ]
     tokens = tokenizer(evaluation_text()[: 8 * given.tokens], return_tensors="pt")["input_ids"][0, : given.tokens]
     errors, stored = coded_errors(model, tokens, statistics, given.group)
     body = {

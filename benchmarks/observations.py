@@ -88,7 +88,7 @@ def of_layer(statistics: Statistics, layer: int, slot: Slot) -> dict[str, float]
     second, covariance = moments.second_moment[0], moments.covariance[0]
     axes = principal_axes(second[None])[0]
     centered = principal_axes(covariance[None])[0]
-    found = {
+    return {
         "correlation_channels": off_diagonal(covariance),
         "correlation_latent": off_diagonal(axes.mT @ second @ axes),
         "correlation_centered_latent": off_diagonal(centered.mT @ covariance @ centered),
@@ -96,7 +96,6 @@ def of_layer(statistics: Statistics, layer: int, slot: Slot) -> dict[str, float]
         "energy_of_a_quarter_latent": share_of_quarter((axes * (second @ axes)).sum(0)),
         "energy_of_a_quarter_centered_latent": share_of_quarter((centered * (covariance @ centered)).sum(0)),
     }
-    return found
 
 
 def half_rank(model: Any, inputs: Statistics, layer: int, slot: Slot) -> dict[str, float]:

@@ -6,6 +6,8 @@ prompt ─▶ chat template ─▶ exact prefill ─▶ steps that read the cach
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 from typing import Any, cast, final
 
 import torch
@@ -50,7 +52,8 @@ class Sampling:
 @final
 @dataclass(frozen=True)
 class Generation:
-    """What came out. `report` says what the compressed cache held; None where none was used."""
+    """What came out. `report` says what the compressed cache held; None where none was used. A step's seconds are the
+    median over the steps."""
 
     text: str
     n_prompt_tokens: int
@@ -61,7 +64,7 @@ class Generation:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the steps after the prefill; 0 if there was none."""
+        """Of a usual step after the prefill; 0 if there was none."""
         return 1 / self.seconds_per_step if self.seconds_per_step > 0 else 0.0
 
 
@@ -150,5 +153,5 @@ class _Clocked(TextStreamer):
 
     @property
     def seconds_per_step(self) -> float:
-        """Mean over the tokens after the first."""
-        return (self.times[-1] - self.times[1]) / (len(self.times) - 2) if len(self.times) > 2 else 0.0
+        """Median over the tokens after the first: the first steps load kernels."""
+        return median(after - before for before, after in pairwise(self.times[1:])) if len(self.times) > 2 else 0.0

@@ -60,7 +60,9 @@ class PairPolar(QuantizerSpec):
                 f"{bits} bits with angle_extra={self.angle_extra} give a radius {radius_bits} and an angle "
                 f"{angle_bits}; each takes 1 to {MAX_BITS}"
             )
-        radius = AffineQuantizer(torch.full((g, c // 2), radius_bits, dtype=torch.int32), 1, self.block_tokens, self.clip)
+        radius = AffineQuantizer(
+            torch.full((g, c // 2), radius_bits, dtype=torch.int32), 1, self.block_tokens, self.clip
+        )
         return PairPolarQuantizer(radius, angle_bits, self.interleaved)
 
 

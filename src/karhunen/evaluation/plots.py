@@ -18,7 +18,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "p", "d", "H")
 OURS = "karhunen"
 BASELINES = {"full": "o", "fp8": "s", "fp8_static": "D", "int8": "X", "int4": "P", "int2": "v"}
 FIRST = ("spectra", "nova_kv", "turboquant", "kivi", "quarot", "kvquant", "kvtc", "palu")  # each a colour of its own
-MAX_BARS = 70
+MAX_BARS = 80
 MAX_LINES = 12
 
 
@@ -58,7 +58,8 @@ def rate_distortion(results: Sequence[Result]) -> Figure:
 
 def byte_account(results: Sequence[Result]) -> Figure:
     """What the cache holds, by kind, as a share of the uncompressed cache."""
-    shown = _spread(list({result["configuration"]["text"]: result for result in results}.values()), MAX_BARS)
+    all_of_them = list({result["configuration"]["text"]: result for result in results}.values())
+    shown = _spread(all_of_them, MAX_BARS)
     figure = Figure(figsize=(11, 1.2 + 0.2 * len(shown)), layout="constrained")
     axes = figure.subplots()
     axes.margins(y=0.01)
@@ -75,14 +76,16 @@ def byte_account(results: Sequence[Result]) -> Figure:
     axes.set_xlabel(f"share of the uncompressed cache ({shown[0]['configuration']['dtype']})")
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
-    return _described(figure, shown)
+    return _described(figure, shown, _share_shown(len(shown), len(all_of_them), "evenly over the rates"))
 
 
 def error_per_layer(results: Sequence[Result]) -> Figure | None:
-    """Attention KL and output error of each layer, one line per method at about the same rate."""
-    shown = _one_per_method([r for r in results if r.get("layers")])
-    if not shown:
+    """Attention KL and output error of each layer, one line per method at about the same rate; of many methods those
+    that err least."""
+    methods = _one_per_method([r for r in results if r.get("layers")])
+    if not methods:
         return None
+    shown = sorted(sorted(methods, key=_output_error)[:MAX_LINES], key=lambda r: r["configuration"]["text"])
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, key in ((left, "attention_kl"), (right, "output_error")):
@@ -99,7 +102,7 @@ def error_per_layer(results: Sequence[Result]) -> Figure | None:
     right.set_ylabel("attention output error, share of its energy")
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
-    return _described(figure, shown)
+    return _described(figure, shown, _share_shown(len(shown), len(methods), "least output error"))
 
 
 def bits_per_head(result: Result) -> Figure | None:
@@ -263,15 +266,24 @@ def _described(figure: Figure, results: Sequence[Result], title: str = "") -> Fi
     return figure
 
 
+def _share_shown(n_shown: int, n: int, which: str) -> str:
+    return f"{n_shown} of {n}: {which}" if n_shown < n else ""
+
+
 def _spread(results: Sequence[Result], n_most: int) -> list[Result]:
     """At most so many, evenly over the rates, highest rate first."""
     ordered = sorted(results, key=lambda r: (-bits_per_element(r), r["configuration"]["text"]))
-    step = max(1, -(-len(ordered) // n_most))
-    return ordered[::step]
+    n = min(n_most, len(ordered))
+    return [ordered[i * len(ordered) // n] for i in range(n)]
 
 
 def _one_per_method(results: Sequence[Result], bits: float = 2.0) -> list[Result]:
     nearest: dict[str, Result] = {}
     for result in sorted(results, key=lambda r: abs(bits_per_element(r) - bits)):
         nearest.setdefault(result["configuration"]["recipe"], result)
-    return [nearest[name] for name in sorted(nearest)][:MAX_LINES]
+    return list(nearest.values())
+
+
+def _output_error(result: Result) -> float:
+    errors = [row["output_error"] or 0.0 for row in result["layers"]]
+    return sum(errors) / len(errors)

@@ -32,7 +32,12 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for kind in given.kind or KINDS:
         for n_tokens in given.tokens or (500, 1500):
-            prepared = Ruler(kind, n_tokens, given.questions).prepare(model, tokenizer, 0, None)
+            try:
+                prepared = Ruler(kind, n_tokens, given.questions).prepare(model, tokenizer, 0, None)
+            except ValueError as error:
+                print(f"{kind:16} {n_tokens:5} tokens  {error}", flush=True)
+                rows.append({"kind": kind, "tokens": n_tokens, "refused": str(error)})
+                continue
             assert isinstance(prepared, PreparedQuestions), "RULER asks questions"
             scores: list[float] = []
             for question, tokens in zip(prepared.questions, prepared.tokens, strict=True):

@@ -53,7 +53,9 @@ def kept_rows(path: Path | None, about: dict[str, Any]) -> list[dict[str, Any]]:
     return held["rows"]
 
 
-def asked(model: Any, tokenizer: Any, kind: str, n_tokens: int, questions: int, stop: tuple[int, ...]) -> dict[str, Any]:
+def asked(
+    model: Any, tokenizer: Any, kind: str, n_tokens: int, questions: int, stop: tuple[int, ...]
+) -> dict[str, Any]:
     """The dense score of one kind at one length, or why there is none."""
     made = {"commit": provenance().commit, "date": provenance().date}
     try:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from karhunen.evaluation.rates import settings
+from karhunen.evaluation.rates import LISTED, rated, settings
 from karhunen.quantizers.affine import Affine, PerToken
 from karhunen.quantizers.base import QuantizerData
 from karhunen.recipes import make, names
@@ -40,3 +40,9 @@ def test_a_whole_range_at_one_bit_errs_more_than_zeros() -> None:
 def test_every_listed_setting_makes_a_recipe(name: str) -> None:
     for options in settings(name).values():
         assert make(name, **options).name == name
+
+
+def test_the_rates_that_may_be_asked_for_are_those_that_recipes_list() -> None:
+    assert set(LISTED) == {rate for name in names() for rate in settings(name)}
+    with pytest.raises(ValueError, match="rate 7 is none of those"):
+        rated(["karhunen"], [8, 7])

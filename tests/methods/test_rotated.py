@@ -181,7 +181,7 @@ def test_a_rotating_pair_of_steady_radius_costs_nothing_but_its_angle() -> None:
 
 
 def test_a_radius_without_a_bit_is_refused() -> None:
-    with pytest.raises(ValueError, match="radius 0 and an angle 2"):
+    with pytest.raises(ValueError, match="radius 0 bits and an angle 2"):
         uncalibrated("polarquant_pairs:bits=1,angle_extra=1")
 
 

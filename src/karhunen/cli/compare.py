@@ -14,7 +14,7 @@ def run(a: str, b: str, results: Path, as_json: bool) -> None:
 
     with Screen(as_json).open() as screen:
         mine, other = (
-            read_results(Path(name)) if Path(name).exists() else select(read_results(_folder(results)), name)
+            read_results(Path(name)) if Path(name).exists() else select(read_results(_folder(results, name)), name)
             for name in (a, b)
         )
         found = compare(mine, other)
@@ -39,7 +39,10 @@ def run(a: str, b: str, results: Path, as_json: bool) -> None:
         screen.document(rounded({"differences": [d.to_dict() for d in found]}))
 
 
-def _folder(results: Path) -> Path:
+def _folder(results: Path, name: str) -> Path:
+    """Where the results of a recipe are; ValueError on what is a path, and there is none."""
+    if Path(name).parent != Path() or Path(name).suffix == ".json":
+        raise ValueError(f"no such folder or file of results: {name}; give two that exist, or names of recipes")
     if not results.is_dir():
         raise ValueError(f"no such folder: {results}; give --results, or two folders of results")
     return results

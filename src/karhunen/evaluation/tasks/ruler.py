@@ -84,7 +84,12 @@ KINDS: dict[str, Make] = {
     "qa_2": passages(n_hops=2),
 }
 
-SUITE: tuple[tuple[str, int], ...] = (("niah_single_1", 1500), ("niah_single_2", 1500))
+SUITE: tuple[tuple[str, int], ...] = (
+    ("niah_single_1", 1500),
+    ("niah_single_2", 1500),
+    ("niah_multikey_1", 1000),
+    ("niah_multivalue", 500),
+)
 """Kinds and lengths that SmolLM2 without compression does in four of five questions or more, as
 benchmarks/ruler_settings.py found (results/measured/ruler-smollm2.json); kinds it was not asked about are not here."""
 

@@ -21,7 +21,15 @@ from karhunen.attention import fused
 from karhunen.attention.reader import reader_of
 from karhunen.evaluation.kernel_speed import BLOCK_TOKENS, Shape, made_up_codec, made_up_layer
 from karhunen.evaluation.provenance import provenance
-from karhunen.kernels.byte_attention import CodedTokens, byte_attention, cpu_inputs, cpu_scores, cpu_softmax, cpu_values
+from karhunen.kernels.byte_attention import (
+    CodedTokens,
+    byte_attention,
+    cpu_direct,
+    cpu_inputs,
+    cpu_scores,
+    cpu_softmax,
+    cpu_values,
+)
 from karhunen.kernels.byte_attention.inputs import row_lanes
 from karhunen.kernels.simd import ROWS
 from karhunen.monitoring.allocator import keep_freed_memory
@@ -37,7 +45,7 @@ def direct(rows, problem, side, scratch, n):
             start = span * SPAN + block * BLOCK_TOKENS
             at = span * (SPAN // BLOCK_TOKENS) + block
             out = block * BLOCK_TOKENS * len(rows)
-            cpu_scores.score_direct(rows, problem, side, 0, 0, 0, at, start, start + BLOCK_TOKENS, scratch.scores, out)
+            cpu_direct.score_direct(rows, problem, side, 0, 0, 0, at, start, start + BLOCK_TOKENS, scratch.scores, out)
 
 
 @njit(nogil=True)

@@ -7,7 +7,7 @@ out: a compiler cannot look through a checking wrapper. Their naive twins, of th
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -53,7 +53,16 @@ class CompiledModules(MetaPathFinder):
 jaxtyping.install_import_hook("karhunen", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 sys.meta_path.insert(0, CompiledModules(_compiled_modules()))
 import_module("karhunen.monitoring.allocator").keep_freed_memory()
-torch.set_num_threads(1)  # the suite runs in two processes, and tiny models gain nothing from threads
+torch.set_num_threads(1)  # for what is built at import
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The suite runs in two processes, and on tiny models threads cost more than they bring."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

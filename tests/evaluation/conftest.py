@@ -1,6 +1,5 @@
 """A tiny model whose every layer is coded, its tokenizer, its statistics, and documents of random tokens."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,6 @@ from karhunen.windows.sink_recent import SinkRecent
 
 N_PREFILL, N_SCORED = 160, 48
 WINDOW = SinkRecent(sink=4, recent=16)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ from karhunen.recipe import Recipe
 from karhunen.windows.sink_recent import SinkRecent
 
 RATES = (4, 8, 12)
-LISTED = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # of all recipes together; each takes its own nearest
 
 
 @final
@@ -36,12 +35,12 @@ def rated(texts: Sequence[str], rates: Sequence[int] = RATES, window: tuple[int,
     where `recent` is not the exact window but the rate itself (StreamingLLM) it stays. ValueError on a rate for which
     no recipe lists settings.
     """
-    for rate in rates:
-        if rate not in LISTED:
-            raise ValueError(
-                f"rate {rate} is none of those that recipes list settings for, {', '.join(map(str, LISTED))}; "
-                f"use one of them, or a recipe with its own options, such as karhunen:ratio={rate}"
-            )
+    listed = sorted({rate for name in recipes.names() for rate in settings(name)})
+    for rate in set(rates) - set(listed):
+        raise ValueError(
+            f"rate {rate} is none of those that recipes list settings for, {', '.join(map(str, listed))}; "
+            f"use one of them, or a recipe with its own options, such as karhunen:ratio={rate}"
+        )
     found: list[Rated] = []
     for text in texts:
         if ":" in text:

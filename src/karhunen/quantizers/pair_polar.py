@@ -38,8 +38,6 @@ class PairPolar(QuantizerSpec):
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
             raise ValueError(f"a range over {self.block_tokens} tokens is empty; use 1 or more")
-        if not 0 <= self.angle_extra < MAX_BITS:
-            raise ValueError(f"angle_extra={self.angle_extra} is no number of bits; use 0 to {MAX_BITS - 1}")
 
     def cost(self, c: int) -> RateCost:
         """Half a range per coefficient and block; ValueError if there are no pairs."""
@@ -54,12 +52,7 @@ class PairPolar(QuantizerSpec):
         bits = int(data.rates.max().round())
         if bool((data.rates != bits).any()) or not 1 <= bits <= MAX_BITS:
             raise ValueError(f"radius and angle take one rate of 1 to {MAX_BITS} bits for all; use Uniform(4)")
-        radius_bits, angle_bits = bits - self.angle_extra, bits + self.angle_extra
-        if radius_bits < 1 or angle_bits > MAX_BITS:
-            raise ValueError(
-                f"{bits} bits with angle_extra={self.angle_extra} give a radius {radius_bits} and an angle "
-                f"{angle_bits}; each takes 1 to {MAX_BITS}"
-            )
+        radius_bits, angle_bits = pair_widths(bits, self.angle_extra)
         radius = AffineQuantizer(
             torch.full((g, c // 2), radius_bits, dtype=torch.int32), 1, self.block_tokens, self.clip
         )
@@ -105,6 +98,17 @@ class PairPolarQuantizer(Quantizer):
             return y[..., 0::2], y[..., 1::2]
         first, second = y.chunk(2, dim=-1)
         return first, second
+
+
+def pair_widths(bits: int, angle_extra: int) -> tuple[int, int]:
+    """Bits of a radius and of an angle whose mean is `bits`; ValueError if one of them is out of range."""
+    radius, angle = bits - angle_extra, bits + angle_extra
+    if min(radius, angle) < 1 or max(radius, angle) > MAX_BITS:
+        raise ValueError(
+            f"bits={bits} with angle_extra={angle_extra} give a radius {radius} bits and an angle {angle}; each takes "
+            f"1 to {MAX_BITS}: use a smaller angle_extra"
+        )
+    return radius, angle
 
 
 def sectors(angle: Float[Tensor, "*b"], bits: int) -> Int[Tensor, "*b"]:

@@ -4,8 +4,8 @@ Reproduced: pre-RoPE keys and values in one latent per layer and side, axes that
 (queries weighted by the softmax's own sensitivity; the output projection for values), reverse water-filling of one
 budget over layers, sides and coefficients. Departs: importance weighs the calibration, not a token at run time, so
 every token takes the same bytes; an output's error is counted as its share of what coding nothing would cost, as one
-of a score moves it, since in its own units one budget gives values six bits and keys less than one; axes of the second
-moment, since those of the covariance widen the ranges (docs/log.md).
+of a score moves it, since in its own units one budget gives values six bits and keys less than one; the mean is a
+component like others (docs/log.md).
 """
 
 from functools import partial

@@ -8,7 +8,7 @@ paper's); angles take equal sectors of the circle and no range. (arXiv:2502.0261
 
 from karhunen.allocation.uniform import Uniform
 from karhunen.quantizers.affine import Affine, PerToken
-from karhunen.quantizers.pair_polar import MAX_BITS, PairPolar
+from karhunen.quantizers.pair_polar import PairPolar, pair_widths
 from karhunen.recipe import Recipe, Side
 from karhunen.windows.sink_recent import SinkRecent
 
@@ -32,11 +32,7 @@ def polarquant_pairs(
 
     `clip` narrows the ranges of radii and values; `interleaved` pairs (2i, 2i + 1), as GPT-J rotates them.
     """
-    if not 1 <= bits - angle_extra <= bits + angle_extra <= MAX_BITS:
-        raise ValueError(
-            f"bits={bits} with angle_extra={angle_extra} give a radius {bits - angle_extra} bits and an angle "
-            f"{bits + angle_extra}; each takes 1 to {MAX_BITS}: use a smaller angle_extra"
-        )
+    pair_widths(bits, angle_extra)  # refuses what no pair can be given, before anything is calibrated
     return Recipe(
         "polarquant_pairs",
         key=Side(allocation=Uniform(bits), quantizer=PairPolar(group, interleaved, angle_extra, clip)),

@@ -1,11 +1,7 @@
 """Scores of attention from bytes on a CPU where a block is too short to fold its tables with the query.
 
-Two quads of entries make a vector of eight, which meets q′ in registers. A load takes as long as a product, so a tile
-of tokens and rows keeps its sums in registers: each entry is loaded once for all rows, each q′ once for all tokens, and
-the bytes of four tokens are one word.
-
-    rows       1        3        4        any
-    tokens     8        4        3        8 / rows
+Two quads of entries make a vector of eight, which meets q′ in registers, eight sums at a time. Three rows lie in four
+lanes; for them four tokens at a time keep twelve sums, none of a row that is not there, and read four bytes as a word.
 """
 
 from numba import njit
@@ -19,43 +15,10 @@ def score_direct(rows, problem, keys, batch, head, first_row, block, start, stop
     n_rows = len(rows)
     n_live = min(n_rows, problem.q - first_row)
     done = 0
-    if n_live == 1 and n_rows == 1:
-        done = _one_row(problem, keys, batch, head, first_row, block, start, stop, scores, out)
-    elif n_live == 3 and n_rows == 4:
+    if n_live == 3 and n_rows == 4:
         done = _three_rows(problem, keys, batch, head, first_row, block, start, stop, scores, out)
-    elif n_live == 4 and n_rows == 4:
-        done = _four_rows(problem, keys, batch, head, first_row, block, start, stop, scores, out)
     if start + done < stop:
         _any_rows(rows, problem, keys, batch, head, first_row, block, start + done, stop, scores, out + done * n_rows)
-
-
-@njit(nogil=True)
-def _one_row(problem, keys, batch, head, first_row, block, start, stop, scores, out):
-    """Eight tokens at a time; how many are done."""
-    left, n_pairs, codes = _keys_of(keys, batch, head, start)
-    plane, entries, query = keys.tables.quad_plane, keys.tables.narrow, problem.q_frames
-    frame = frame_of(problem, batch, head, first_row, block)
-    n_done = (stop - start) // 8 * 8
-    for n in range(0, n_done, 8):
-        zero = splat(8, 0.0)
-        s, t, u, v, w, x, y, z = zero, zero, zero, zero, zero, zero, zero, zero
-        for pair in range(n_pairs):
-            i = (left + 2 * pair) * 1024
-            p = codes + n + plane[left + 2 * pair] * keys.plane_stride
-            q = codes + n + plane[left + 2 * pair + 1] * keys.plane_stride
-            a, b = four_bytes(p), four_bytes(q)
-            c, d = four_bytes(p + 4), four_bytes(q + 4)
-            r = load(8, query, frame + 8 * pair)
-            s = fma(_entries(entries, i, a, b, 0), r, s)
-            t = fma(_entries(entries, i, a, b, 8), r, t)
-            u = fma(_entries(entries, i, a, b, 16), r, u)
-            v = fma(_entries(entries, i, a, b, 24), r, v)
-            w = fma(_entries(entries, i, c, d, 0), r, w)
-            x = fma(_entries(entries, i, c, d, 8), r, x)
-            y = fma(_entries(entries, i, c, d, 16), r, y)
-            z = fma(_entries(entries, i, c, d, 24), r, z)
-        store(scores, out + n, sums_of_eight(s, t, u, v, w, x, y, z))
-    return n_done
 
 
 @njit(nogil=True)
@@ -90,38 +53,6 @@ def _three_rows(problem, keys, batch, head, first_row, block, start, stop, score
             dx, dy, dz = fma(e, x, dx), fma(e, y, dy), fma(e, z, dz)
         store(scores, out + 4 * n, sums_of_eight(ax, ay, az, az, bx, by, bz, bz))
         store(scores, out + 4 * n + 8, sums_of_eight(cx, cy, cz, cz, dx, dy, dz, dz))
-    return n_done
-
-
-@njit(nogil=True)
-def _four_rows(problem, keys, batch, head, first_row, block, start, stop, scores, out):
-    """Three tokens at a time, while a fourth is there to be read with them; how many are done."""
-    left, n_pairs, codes = _keys_of(keys, batch, head, start)
-    plane, entries, query = keys.tables.quad_plane, keys.tables.narrow, problem.q_frames
-    frame_w = frame_of(problem, batch, head, first_row, block)
-    frame_x = frame_of(problem, batch, head, first_row + 1, block)
-    frame_y = frame_of(problem, batch, head, first_row + 2, block)
-    frame_z = frame_of(problem, batch, head, first_row + 3, block)
-    n_done = max(0, (stop - start - 1) // 3 * 3)
-    for n in range(0, n_done, 3):
-        zero = splat(8, 0.0)
-        aw, ax, ay, az, bw, bx, by, bz = zero, zero, zero, zero, zero, zero, zero, zero
-        cw, cx, cy, cz = zero, zero, zero, zero
-        for pair in range(n_pairs):
-            i = (left + 2 * pair) * 1024
-            f = four_bytes(codes + n + plane[left + 2 * pair] * keys.plane_stride)
-            g = four_bytes(codes + n + plane[left + 2 * pair + 1] * keys.plane_stride)
-            a, b, c = _entries(entries, i, f, g, 0), _entries(entries, i, f, g, 8), _entries(entries, i, f, g, 16)
-            q = load(8, query, frame_w + 8 * pair)
-            aw, bw, cw = fma(a, q, aw), fma(b, q, bw), fma(c, q, cw)
-            q = load(8, query, frame_x + 8 * pair)
-            ax, bx, cx = fma(a, q, ax), fma(b, q, bx), fma(c, q, cx)
-            q = load(8, query, frame_y + 8 * pair)
-            ay, by, cy = fma(a, q, ay), fma(b, q, by), fma(c, q, cy)
-            q = load(8, query, frame_z + 8 * pair)
-            az, bz, cz = fma(a, q, az), fma(b, q, bz), fma(c, q, cz)
-        store(scores, out + 4 * n, sums_of_eight(aw, ax, ay, az, bw, bx, by, bz))
-        store(scores, out + 4 * n + 8, sums_of_eight(cw, cx, cy, cz, cw, cx, cy, cz))
     return n_done
 
 

@@ -262,7 +262,7 @@ def _log(axes: Any) -> None:
 
 
 def _described(figure: Figure, results: Sequence[Result], title: str = "") -> Figure:
-    figure.suptitle(f"{title + ' · ' if title else ''}{caption(results)}", fontsize=8, x=0.01, ha="left")
+    figure.suptitle("\n".join(filter(None, (title, caption(results)))), fontsize=8, x=0.01, ha="left")
     return figure
 
 

@@ -118,6 +118,8 @@ def test_a_question_longer_than_the_model_is_refused(loaded: tuple[Any, Any]) ->
 
 def test_tasks_are_known_by_name(tmp_path: Path) -> None:
     assert make_tasks("texts", prefill_tokens=9) == (Texts(prefill_tokens=9),)
+    assert make_tasks("texts@12,8", prefill_tokens=9) == (Texts(n_prose=12, n_code=8, prefill_tokens=9),)
+    assert [make_tasks(text)[0].name for text in ("texts", "texts@2,1", "texts@0,3")] == ["texts", "texts", "texts@0,3"]
     assert make_tasks("ruler/vt@700") == (Ruler("vt", n_tokens=700),)
     assert [task.name for task in make_tasks("ruler@700")] == [f"ruler {kind} 700" for kind in KINDS]
     assert {task.kind for task in make_tasks("ruler")} <= set(KINDS) and make_tasks("ruler")
@@ -129,6 +131,9 @@ def test_tasks_are_known_by_name(tmp_path: Path) -> None:
         make_tasks("ruler/nothing")
     with pytest.raises(ValueError, match="number of tokens"):
         make_tasks("ruler/vt@long")
+    for wrong in ("texts@", "texts@5", "texts@0,0", "texts@a,1"):
+        with pytest.raises(ValueError, match=r"of prose and of code|texts@PROSE"):
+            make_tasks(wrong)
 
 
 def test_documents_are_of_the_length_and_kind_asked_for_and_not_of_the_calibration(loaded: tuple[Any, Any]) -> None:

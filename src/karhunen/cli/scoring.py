@@ -42,7 +42,7 @@ def evaluate(
     window: ExactWindow = "4,128",
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", help="texts, a text file, needles[@LENGTHS], ruler/KIND[@TOKENS]; repeatable."),
+        typer.Option("--task", help="texts[@PROSE,CODE], FILE, needles[@LENGTHS], ruler/KIND[@TOKENS]; repeatable."),
     ] = None,
     tasks: Annotated[
         str | None, typer.Option("--tasks", help="Names of lm-eval, separated by commas: mmlu,longbench.")

@@ -9,29 +9,36 @@ from karhunen.evaluation.tasks.texts import Texts
 
 
 def make_tasks(text: str, **sizes: Any) -> tuple[Task, ...]:
-    """The tasks of a name on the command line: `texts`, a text file, `ruler/KIND@TOKENS`, `needles@TOKENS,TOKENS`.
+    """The tasks of a name: `texts@PROSE,CODE`, a text file, `ruler/KIND@TOKENS`, `needles@TOKENS,TOKENS`.
 
     `ruler` alone is the suite that the embedded models can do, `ruler@TOKENS` all thirteen kinds at that length.
     `sizes` are fields of `Texts`. ValueError on an unknown name, with the known ones listed.
     """
-    if text == "texts":
-        return (Texts(**sizes),)
+    name, at, after = text.partition("@")
+    if name == "texts":
+        return (Texts(**sizes, **(_documents(text, after) if at else {})),)
     from karhunen.evaluation.tasks.needles import Needles
     from karhunen.evaluation.tasks.ruler import KINDS, SUITE, Ruler
 
-    name, _, lengths = text.partition("@")
     if name == "ruler":
-        chosen = [(kind, n) for kind in KINDS for n in _counts(text, lengths)] if lengths else SUITE
+        chosen = [(kind, n) for kind in KINDS for n in _counts(text, after)] if after else SUITE
         return tuple(Ruler(kind, n_tokens=n) for kind, n in chosen)
     if name.startswith("ruler/") and name.removeprefix("ruler/") in KINDS:
         ruler = Ruler(name.removeprefix("ruler/"))
-        return tuple(replace(ruler, n_tokens=n) for n in _counts(text, lengths)) if lengths else (ruler,)
+        return tuple(replace(ruler, n_tokens=n) for n in _counts(text, after)) if after else (ruler,)
     if name == "needles":
-        return (Needles(lengths=_counts(text, lengths)) if lengths else Needles(),)
+        return (Needles(lengths=_counts(text, after)) if after else Needles(),)
     if Path(text).exists():
         return (Texts(files=(str(Path(text)),), **sizes),)
-    known = ["texts", "FILE", "needles", "ruler", *(f"ruler/{kind}" for kind in KINDS)]
+    known = ["texts", "texts@PROSE,CODE", "FILE", "needles", "ruler", *(f"ruler/{kind}" for kind in KINDS)]
     raise ValueError(f"unknown task {text!r}; known: {', '.join(known)}")
+
+
+def _documents(text: str, given: str) -> dict[str, Any]:
+    counts = given.split(",")
+    if len(counts) != 2 or not all(part.strip().isdigit() for part in counts) or not sum(map(int, counts)):
+        raise ValueError(f"task {text!r}: after @ stand two numbers of documents, of prose and of code, such as 2,1")
+    return {"n_prose": int(counts[0]), "n_code": int(counts[1])}
 
 
 def _counts(text: str, given: str) -> tuple[int, ...]:

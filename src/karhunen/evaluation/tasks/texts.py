@@ -48,7 +48,8 @@ class Texts(Task):
     @property
     def name(self) -> str:
         """Of the text."""
-        base = "texts" if not self.files else "text " + " ".join(Path(file).name for file in self.files)
+        documents = "texts" if (self.n_prose, self.n_code) == (2, 1) else f"texts@{self.n_prose},{self.n_code}"
+        base = documents if not self.files else "text " + " ".join(Path(file).name for file in self.files)
         return base if self.prefill == "exact" else f"{base} {self.prefill}"
 
     def prepare(self, model: nn.Module, tokenizer: Any, seed: int, limit: int | None) -> Prepared:

@@ -1,12 +1,14 @@
-"""What a code could still gain over one byte per group: a trellis over a token's coefficients, and earlier tokens.
+"""What a code could still gain over one byte per group: a trellis, earlier tokens, an entropy coder.
 
     trellis:         coefficients of whole water-filled widths, each from one of 4 interleaved subsets of a codebook of
                      twice its size; a path through 8 or 256 states says which subset (Marcellin and Fischer, 1990)
     earlier tokens:  a coefficient predicted from those of the same place in the tokens before it, as if these were
                      known exactly: ½ log2 (variance / variance of the residual) bits, and no code gains more
+    entropy coder:   each plane's bytes by their frequencies in calibration text: the mean of −log2 frequency, which
+                     an arithmetic coder reaches to within a fraction of a percent
 
 The first is measured as `byte_efficiency.py` measures byte codes (tables trained on three quarters of the calibration
-samples, distortion over the bound on the rest); the second on prose and code that nothing was fitted to.
+samples, distortion over the bound on the rest); the others on prose and code that nothing was fitted to.
 
     python benchmarks/limits.py --statistics FOLDER --json results/measured/limits-smollm2.json
 """
@@ -26,21 +28,23 @@ from torch import Tensor
 from karhunen.allocation.rounding import to_integers
 from karhunen.allocation.units import distortion_bound
 from karhunen.allocation.water_filling import ideal_bits
+from karhunen.calibration.texts import calibration_text
 from karhunen.codec import Codec
 from karhunen.evaluation.attention_error import capture
 from karhunen.evaluation.composition import coefficient_bits
-from karhunen.evaluation.documents import default_documents
+from karhunen.evaluation.documents import default_documents, encode
 from karhunen.evaluation.provenance import provenance
 from karhunen.fitting import fit, samples_and_variances
 from karhunen.hf.embedded import load
 from karhunen.recipes import make
 from karhunen.statistics.artifact import load_statistics
-from karhunen.statistics.need import SLOTS
+from karhunen.statistics.need import SLOTS, Slot
 
 BITS = (1.0, 2.0, 4.0)
 PARITY = {8: (0o13, 0o04), 256: (0o515, 0o362)}  # h0, h1 of Ungerboeck's one-dimensional codes (1982, table I)
 ROUNDS = 6
 LAGS = 4
+SEEN = (8, 2048)  # sequences of calibration text, whose bytes give the frequencies
 
 
 @dataclass(frozen=True)
@@ -150,12 +154,41 @@ def _prediction_bits(y: Tensor) -> Tensor:
     return 0.5 * (now[:, :, half:].square().mean((-2, -1)) / left.clamp_min(1e-30)).log2().clamp_min(0)
 
 
+def bits_of_a_byte(codec: Codec, model: torch.nn.Module, seen: Tensor, tokens: Tensor) -> dict[str, float]:
+    """Mean of −log2 frequency over planes and tokens; frequencies are those of `seen` [n t], one added to each."""
+    counts: dict[tuple[int, Slot], NDArray[np.int64]] = {}
+    for row in seen:
+        for at, planes in _bytes(codec, model, row).items():
+            counts.setdefault(at, np.ones((len(planes), 256), np.int64))
+            for plane, codes in enumerate(planes):
+                counts[at][plane] += np.bincount(codes, minlength=256)
+    bits: dict[str, list[float]] = {slot: [] for slot in SLOTS}
+    for at, planes in _bytes(codec, model, tokens).items():
+        length = -np.log2(counts[at] / counts[at].sum(1, keepdims=True))
+        bits[at[1]] += [float(length[plane][codes].mean()) for plane, codes in enumerate(planes)]
+    return {slot: mean(found) for slot, found in bits.items()}
+
+
+def _bytes(codec: Codec, model: torch.nn.Module, tokens: Tensor) -> dict[tuple[int, Slot], NDArray[np.uint8]]:
+    captured = capture(model, tokens)
+    places = torch.arange(len(tokens))[None]
+    return {
+        (i, slot): layer.side(slot)
+        .encode(captured[i].key if slot == "key" else captured[i].value, places)
+        .planes[0]
+        .numpy()
+        for i, layer in codec.layers.items()
+        for slot in SLOTS
+    }
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--statistics", type=Path, required=True)
     parser.add_argument("--layers", type=int, default=3, help="so many layers, evenly spread, for the trellis")
+    parser.add_argument("--bits", type=float, nargs="+", default=list(BITS), help="a coefficient, for the trellis")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     statistics = load_statistics(given.statistics)
@@ -163,7 +196,7 @@ def main() -> None:
     chosen = layers[:: max(1, len(layers) // given.layers)][: given.layers]
     records = []
     print("bits per coefficient   bytes   trellis of 8   of 256 states   (distortion above the bound, median)")
-    for bits in BITS:
+    for bits in given.bits:
         for layer in chosen:
             for slot in SLOTS:
                 samples, variance = samples_and_variances(make("karhunen"), statistics, layer, slot)
@@ -179,8 +212,18 @@ def main() -> None:
     before = {d.name: bits_from_before(codec, model, d.tokens[:2048]) for d in documents}
     for name, saved in before.items():
         print(f"{name}: {LAGS} earlier tokens tell " + ", ".join(f"{v:.3f} bits of a {k}" for k, v in saved.items()))
+    ids = torch.tensor(encode(tokenizer, calibration_text())[: SEEN[0] * SEEN[1]]).view(SEEN)
+    lengths = {d.name: bits_of_a_byte(codec, model, ids, d.tokens[:2048]) for d in documents}
+    for name, found in lengths.items():
+        print(f"{name}: an entropy coder takes " + ", ".join(f"{v:.2f} bits of a {k}'s byte" for k, v in found.items()))
     if given.json:
-        body = {"made": asdict(provenance()), "model": given.model, "trellis": records, "earlier_tokens": before}
+        body = {
+            "made": asdict(provenance()),
+            "model": given.model,
+            "trellis": records,
+            "earlier_tokens": before,
+            "bits_of_a_byte": lengths,
+        }
         given.json.write_text(json.dumps(body, indent=1) + "\n")
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from karhunen.codec import Codec
+from karhunen.evaluation.on_disk import on_disk
 from karhunen.hf.cache import CompressedCache, dense_cache
 from karhunen.hf.probe import cache_argument, inference
 from karhunen.store.report import Report
@@ -50,7 +51,8 @@ class Document:
 @final
 @dataclass(frozen=True)
 class DenseRun:
-    """The uncompressed model on a document: its cache after the prefill, and its logits on the scored tokens."""
+    """The uncompressed model on a document: its cache after the prefill, and its logits on the scored tokens, which
+    may lie in a file (`on_disk`): they are vocabulary times tokens, more than the cache."""
 
     document: Document
     cache: Any
@@ -87,7 +89,7 @@ def run_dense(model: nn.Module, document: Document, chunk_tokens: int | None = N
         _prefill(model, document, cache, chunk_tokens)
         after_prefill = deepcopy(cache)
         start = time.perf_counter()
-        logits = torch.cat([_forward(model, page, cache) for page in _pages(document.scored)])
+        logits = on_disk(_forward(model, page, cache) for page in _pages(document.scored))
         seconds = time.perf_counter() - start
     return DenseRun(document, after_prefill, logits, seconds / len(document.scored), chunk_tokens)
 
@@ -105,15 +107,22 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
         encoded = time.perf_counter()
         _read_all(cache)
         decoded = time.perf_counter()
-        logits = torch.cat([_forward(model, page, cache) for page in _pages(dense.document.scored)])
-    p, q = dense.logits.float().log_softmax(-1), logits.float().log_softmax(-1)
-    truth = dense.document.scored[1:, None].to(p.device)
+        scored = dense.document.scored
+        compared = [
+            _compared(held, _forward(model, page, cache), scored[start + 1 : start + 1 + len(page)])
+            for start, (page, held) in zip(
+                range(0, len(scored), PAGE_TOKENS),
+                zip(_pages(scored), dense.logits.split(PAGE_TOKENS), strict=True),
+                strict=True,
+            )
+        ]
+    kl, agree, nll_dense, nll_coded = (torch.cat(parts) for parts in zip(*compared, strict=True))
     return Score(
         document=dense.document.name,
-        kl=(p.exp() * (p - q)).sum(-1).clamp_min(0),
-        agree=p.argmax(-1) == q.argmax(-1),
-        nll_dense=-p[:-1].gather(-1, truth).squeeze(-1),
-        nll_coded=-q[:-1].gather(-1, truth).squeeze(-1),
+        kl=kl,
+        agree=agree,
+        nll_dense=nll_dense,
+        nll_coded=nll_coded,
         report=cache.report(),
         encode_seconds=encoded - start,
         decode_seconds=decoded - encoded,
@@ -135,6 +144,20 @@ def coded_copy(model: nn.Module, codec: Codec, tokens: Int[Tensor, " n"], uncomp
         else:
             layers[index] = deepcopy(layer)
     return cache
+
+
+def _compared(
+    dense: Float[Tensor, "t v"], coded: Float[Tensor, "t v"], truth: Int[Tensor, " u"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """KL, whether both say the same, and the likelihoods of the true next tokens, as far as there are any."""
+    p, q = dense.to(coded.device).float().log_softmax(-1), coded.float().log_softmax(-1)
+    at = truth[:, None].to(p.device)
+    return (
+        (p.exp() * (p - q)).sum(-1).clamp_min(0),
+        p.argmax(-1) == q.argmax(-1),
+        -p[: len(truth)].gather(-1, at).squeeze(-1),
+        -q[: len(truth)].gather(-1, at).squeeze(-1),
+    )
 
 
 def _read_all(cache: CompressedCache) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from karhunen.allocation.uniform import Uniform
 from karhunen.allocation.water_filling import WaterFilling
@@ -164,14 +165,24 @@ def row(result: Result) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown."""
-    lines = ["| rate | variant | BPE | KL (95 %) | top-1 |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {r['rate']}× | {r['variant']} | {r['bits_per_element']:.3f} | "
-        f"{r['kl']:.4f} ({r['kl_low']:.4f}–{r['kl_high']:.4f}) | {r['top1']:.3f} |"
-        for r in rows
-    ]
+    """Markdown: a line per variant, a column per rate; the costliest ingredients last."""
+    rates = sorted({row["rate"] for row in rows})
+    whole = {row["rate"]: row["kl"] for row in rows if row["variant"] == "whole"}
+    variants = sorted({r["variant"] for r in rows}, key=lambda v: fmean(_times(rows, v, whole)))
+    cells = {(r["variant"], r["rate"]): _cell(r, whole) for r in rows}
+    lines = ["| variant | " + " | ".join(f"{rate}×" for rate in rates) + " |", "|---" * (len(rates) + 1) + "|"]
+    lines += [f"| {v} | " + " | ".join(cells.get((v, rate), "") for rate in rates) + " |" for v in variants]
     return "\n".join(lines)
+
+
+def _times(rows: list[dict], variant: str, whole: dict[int, float]) -> list[float]:
+    return [r["kl"] / whole[r["rate"]] for r in rows if r["variant"] == variant]
+
+
+def _cell(row: dict, whole: dict[int, float]) -> str:
+    times = "" if row["variant"] == "whole" else f" **×{row['kl'] / whole[row['rate']]:.2f}**"
+    interval = f"({row['kl_low']:.5f}–{row['kl_high']:.5f})"
+    return f"{row['kl']:.5f}{times} {interval}, {row['bits_per_element']:.3f} bits, {row['top1']:.3f}"
 
 
 if __name__ == "__main__":

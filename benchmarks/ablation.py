@@ -3,8 +3,8 @@
 Every variant is a recipe like any other: fitted on the same text, really packed, scored by `karhunen evaluate`'s own
 runner, one JSON each; what exists is not run again. The last thing printed is the table.
 
-    python benchmarks/ablation.py --model smollm2 --json results/measured/ablation-smollm2.json
-    python benchmarks/ablation.py --model smollm2 --instead --json results/measured/instead-smollm2.json
+    python benchmarks/ablation.py --json results/measured/ablation.json
+    python benchmarks/ablation.py --instead --rate 8 --json results/measured/instead.json
 
 The second measures what was tried in place of an ingredient, or on top of all, and is not in the recipe.
 """
@@ -120,14 +120,14 @@ def value_of(recipe: Recipe) -> Side:
 
 
 def main() -> None:
-    """Run what is missing, print the table."""
+    """Run what is missing, print a table for each model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--model", nargs="+", default=["smollm2", "gemma3-270m"])
     parser.add_argument("--rate", type=int, nargs="+", default=list(RATES), choices=list(RATES))
     parser.add_argument("--instead", action="store_true", help="what was tried in place of the recipe's own ways")
     parser.add_argument("--only", default="", help="variants whose name holds these letters")
     parser.add_argument("--results", type=Path, default=Path("results/ablation"))
-    parser.add_argument("--statistics", type=Path, help="measured there; by default in the folder of results")
+    parser.add_argument("--statistics", type=Path, help="holds a folder MODEL-float32 for each model")
     parser.add_argument("--prefill-tokens", type=int, default=2560)
     parser.add_argument("--scored-tokens", type=int, default=384)
     parser.add_argument("--prose", type=int, default=1)
@@ -141,21 +141,23 @@ def main() -> None:
         if given.only in name or name == "whole"
     )
     sizes = {"prefill_tokens": given.prefill_tokens, "scored_tokens": given.scored_tokens, "generated_tokens": 0}
-    plan = Plan(
-        model_name=given.model,
-        dtype="float32",
-        tasks=(Texts(n_prose=given.prose, n_code=given.code, **sizes),),
-        rated=rated,
-        results=given.results,
-        statistics=given.statistics or given.results / "statistics" / given.model,
-    )
-    outcome = evaluate(plan, partial(load, given.model), on_stage=partial(print, flush=True))
-    for name, reason in outcome.refused.items():
-        print(f"not measured: {name}: {reason}")
-    rows = sorted((row(read_result(path)) for path in outcome.paths), key=lambda r: (r["rate"], r["kl"]))
-    print(table(rows))
+    tables: dict[str, list[dict]] = {}
+    for model in given.model:
+        plan = Plan(
+            model_name=model,
+            dtype="float32",
+            tasks=(Texts(n_prose=given.prose, n_code=given.code, **sizes),),
+            rated=rated,
+            results=given.results,
+            statistics=(given.statistics or given.results / "statistics") / f"{model}-float32",
+        )
+        outcome = evaluate(plan, partial(load, model), on_stage=partial(print, flush=True))
+        for name, reason in outcome.refused.items():
+            print(f"not measured: {name}: {reason}")
+        tables[model] = [row(read_result(path)) for path in outcome.paths]
+        print(f"\n{model}\n\n{table(tables[model])}\n", flush=True)
     if given.json:
-        given.json.write_text(json.dumps({"made": asdict(provenance()), "model": given.model, "rows": rows}, indent=1))
+        given.json.write_text(json.dumps({"made": asdict(provenance()), "rows": tables}, indent=1) + "\n")
 
 
 def row(result: Result) -> dict:

@@ -15,7 +15,7 @@ from karhunen.evaluation import plots
 from karhunen.evaluation.compare import compare, select
 from karhunen.evaluation.report import BEGIN, END, update_between_markers, write_report
 from karhunen.evaluation.result import Result
-from karhunen.evaluation.rows import bits_per_element, markdown, row_of
+from karhunen.evaluation.rows import COLUMNS, bits_per_element, markdown, row_of
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'karhunen[plots]'")
 
@@ -125,6 +125,17 @@ def test_the_rate_is_that_of_coded_tokens_and_of_all_where_some_are_dropped() ->
     dropped = copy.deepcopy(nothing)
     dropped["cache"]["bytes"]["exact_tokens"] //= 4
     assert bits_per_element(dropped) == pytest.approx(4)
+
+
+def test_a_table_says_both_intervals_and_small_divergences_with_two_digits() -> None:
+    result = made_up("int4", 4, 0.1)
+    result["metrics"] = {
+        "kl": {"mean": 0.000348, "low": 0.00021, "high": 0.0012},
+        "top1_agreement": {"mean": 0.9933, "low": 0.991, "high": 0.9954},
+    }
+    cells = dict(zip(COLUMNS, row_of(result).cells(), strict=True))
+    assert (cells["KL, nats"], cells["KL 95 %"]) == ("0.00035", "0.00021 to 0.0012")
+    assert (cells["top-1"], cells["top-1 95 %"]) == ("0.993", "0.991 to 0.995")
 
 
 def test_markdown_goes_between_the_markers(tmp_path: Path) -> None:

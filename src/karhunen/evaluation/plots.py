@@ -44,7 +44,7 @@ def rate_distortion(results: Sequence[Result]) -> Figure:
     figure = Figure(figsize=(11, max(4.6, 0.6 + 0.17 * n_methods)), layout="constrained")
     left, right = figure.subplots(1, 2)
     _curves(left, rows, lambda row: row.kl, lambda row: (row.kl_low, row.kl_high))
-    _curves(right, rows, lambda row: None if row.top1 is None else 1 - row.top1, None)
+    _curves(right, rows, lambda row: _changed(row.top1), lambda row: (_changed(row.top1_high), _changed(row.top1_low)))
     left.set_ylabel("logit KL to the dense model, nats")
     right.set_ylabel("share of predictions changed (1 − top-1 agreement)")
     for axes in (left, right):
@@ -221,7 +221,14 @@ def _first(names: list[str], n: int, separator: str) -> str:
     return separator.join(names[:n]) + (f"{separator}…" if len(names) > n else "")
 
 
-def _curves(axes: Any, rows: list[Row], value: Callable[[Row], float | None], ends: Any) -> None:
+def _changed(top1: float | None) -> float | None:
+    return None if top1 is None else 1 - top1
+
+
+Ends = Callable[[Row], tuple[float | None, float | None]]
+
+
+def _curves(axes: Any, rows: list[Row], value: Callable[[Row], float | None], ends: Ends) -> None:
     """One line per method through its rates; where a setting was measured on several seeds, through their means."""
     for recipe in sorted({row.recipe for row in rows}):
         settings: dict[str, list[tuple[Row, float]]] = {}
@@ -238,11 +245,9 @@ def _curves(axes: Any, rows: list[Row], value: Callable[[Row], float | None], en
         axes.errorbar(x, y, yerr=spread, label=recipe, lw=1.1, markersize=5, capsize=2, elinewidth=0.7, **look)
 
 
-def _bar(y: float, of: list[tuple[Row, float]], ends: Any) -> tuple[float, float]:
+def _bar(y: float, of: list[tuple[Row, float]], ends: Ends) -> tuple[float, float]:
     """Below and above: the interval of a single result, the range of several."""
-    low, high = min(value for _, value in of), max(value for _, value in of)
-    if len(of) == 1 and ends is not None:
-        low, high = ends(of[0][0])
+    low, high = ends(of[0][0]) if len(of) == 1 else (min(value for _, value in of), max(value for _, value in of))
     return max(0.0, y - (low or y)), max(0.0, (high or y) - y)
 
 

@@ -7,8 +7,8 @@ from typing import Any, final
 from karhunen.evaluation.result import Result
 
 COLUMNS: tuple[str, ...] = (
-    "model", "task", "recipe", "bits/element", "× to 16 bit", "KL, nats", "KL 95 %", "top-1", "ΔNLL", "output error",
-    "ppl", "score", "dense",
+    "model", "task", "recipe", "bits/element", "× to 16 bit", "KL, nats", "KL 95 %", "top-1", "top-1 95 %",
+    "ΔNLL", "output error", "ppl", "score", "dense",
 )  # fmt: skip
 
 
@@ -30,6 +30,8 @@ class Row:
     kl_low: float | None
     kl_high: float | None
     top1: float | None
+    top1_low: float | None
+    top1_high: float | None
     nll_delta: float | None
     output_error: float | None
     perplexity: float | None
@@ -40,16 +42,16 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """As text, in the order of COLUMNS."""
-        spread = "" if self.kl_low is None or self.kl_high is None else f"{self.kl_low:.4f} to {self.kl_high:.4f}"
         return (
             self.model,
             self.task,
             self.text,
             f"{self.bits_per_element:.3f}",
             f"{self.ratio_to_16_bits:.2f}",
-            _figure(self.kl, 4),
-            spread,
+            _nats(self.kl),
+            _spread(_nats(self.kl_low), _nats(self.kl_high)),
             _figure(self.top1, 3),
+            _spread(_figure(self.top1_low, 3), _figure(self.top1_high, 3)),
             _figure(self.nll_delta, 4),
             _figure(self.output_error, 4),
             _figure(self.perplexity, 3),
@@ -65,7 +67,7 @@ class Row:
 def row_of(result: Result) -> Row:
     """The row of a result."""
     configuration, metrics = result["configuration"], result.get("metrics", {})
-    kl = metrics.get("kl", {})
+    kl, top1 = metrics.get("kl", {}), metrics.get("top1_agreement", {})
     bits = bits_per_element(result)
     return Row(
         model=configuration["model"],
@@ -79,7 +81,9 @@ def row_of(result: Result) -> Row:
         kl=kl.get("mean"),
         kl_low=kl.get("low"),
         kl_high=kl.get("high"),
-        top1=metrics.get("top1_agreement", {}).get("mean"),
+        top1=top1.get("mean"),
+        top1_low=top1.get("low"),
+        top1_high=top1.get("high"),
         nll_delta=metrics.get("nll_delta", {}).get("mean"),
         output_error=_mean([layer["output_error"] for layer in result.get("layers", [])]),
         perplexity=metrics.get("perplexity_coded"),
@@ -138,6 +142,7 @@ def markdown(rows: list[Row]) -> str:
         "KL, nats",
         "KL 95 %",
         "top-1",
+        "top-1 95 %",
         "ΔNLL",
         "output error",
     ]
@@ -153,6 +158,14 @@ def markdown(rows: list[Row]) -> str:
 
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _nats(value: float | None) -> str:
+    return _figure(value, 4 if value is None or value >= 0.001 else 5)
+
+
+def _spread(low: str, high: str) -> str:
+    return f"{low} to {high}" if low and high else ""
 
 
 def _figure(value: float | None, digits: int) -> str:

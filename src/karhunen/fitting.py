@@ -26,7 +26,7 @@ from karhunen.windows.small_norm import NormBelow
 
 Key = tuple[int, Slot]
 EXACT_BITS = 16  # of an exact scalar, as budgets count it
-EXACT_RESERVE = 1.7  # a budget holds this many times calibration's share of exact tokens: texts differ by that much
+EXACT_RESERVE = 1.7  # times calibration's share of exact tokens: most texts have more of them, some fewer
 CENTERED_POSITIONS = 4096  # over which the turning mean of a centered post-RoPE frame is averaged
 
 

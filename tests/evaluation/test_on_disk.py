@@ -24,4 +24,9 @@ def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: full)
         with pytest.raises(OSError) as raised:
             on_disk([torch.zeros(2000, 8)])
-    assert raised.value.errno == errno.ENOSPC
+    assert raised.value.errno == errno.ENOSPC and "TMPDIR" in str(raised.value)
+
+
+def test_parts_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"4 × torch\.float32 after parts of 3"):
+        on_disk([torch.zeros(2, 3), torch.zeros(2, 4)])

@@ -138,6 +138,20 @@ def test_a_table_says_both_intervals_and_small_divergences_with_two_digits() -> 
     assert (cells["top-1"], cells["top-1 95 %"]) == ("0.993", "0.991 to 0.995")
 
 
+def test_bytes_are_those_of_all_documents() -> None:
+    result = made_up("int4", 4, 0.1)
+    first = bits_per_element(result)
+    dtype_bits = 8 * result["cache"]["bytes"]["dense"] / result["cache"]["layers"][0]["account"]["n_elements"]
+    result["documents"] = [{"coded_bits_per_element": 4.0}, {"coded_bits_per_element": 4.5}]
+    assert bits_per_element(result) == pytest.approx(first + 0.25 * 16 / dtype_bits)
+
+
+def test_an_interval_that_reaches_zero_is_drawn_to_the_end() -> None:
+    row = row_of(made_up("int4", 4, 0.1))
+    assert plots._bar(0.5, [(row, 0.5)], lambda _: (0.0, 0.75)) == (0.5, 0.25)
+    assert plots._bar(0.5, [(row, 0.5)], lambda _: (None, None)) == (0.0, 0.0)
+
+
 def test_markdown_goes_between_the_markers(tmp_path: Path) -> None:
     file = tmp_path / "README.md"
     file.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")

@@ -131,9 +131,13 @@ def test_tasks_are_known_by_name(tmp_path: Path) -> None:
         make_tasks("ruler/nothing")
     with pytest.raises(ValueError, match="number of tokens"):
         make_tasks("ruler/vt@long")
-    for wrong in ("texts@", "texts@5", "texts@0,0", "texts@a,1"):
-        with pytest.raises(ValueError, match=r"of prose and of code|texts@PROSE"):
+    for wrong in ("texts@", "texts@5", "texts@-1,2", "texts@a,1", "texts@²,1"):
+        with pytest.raises(ValueError, match="of prose and of code"):
             make_tasks(wrong)
+    with pytest.raises(ValueError, match="one at least"):
+        make_tasks("texts@0,0")
+    with pytest.raises(ValueError, match="there are 10 modules"):
+        make_tasks("texts@0,11")
 
 
 def test_documents_are_of_the_length_and_kind_asked_for_and_not_of_the_calibration(loaded: tuple[Any, Any]) -> None:

@@ -147,6 +147,6 @@ def _window(text: str) -> tuple[int, int] | None:
     if text == "own":
         return None
     parts = text.split(",")
-    if len(parts) != 2 or not all(part.strip().isdigit() for part in parts):
+    if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
         raise ValueError(f"--window {text!r} is neither two counts of tokens such as 4,128 nor `own`")
     return int(parts[0]), int(parts[1])

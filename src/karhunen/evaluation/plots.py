@@ -248,7 +248,7 @@ def _curves(axes: Any, rows: list[Row], value: Callable[[Row], float | None], en
 def _bar(y: float, of: list[tuple[Row, float]], ends: Ends) -> tuple[float, float]:
     """Below and above: the interval of a single result, the range of several."""
     low, high = ends(of[0][0]) if len(of) == 1 else (min(value for _, value in of), max(value for _, value in of))
-    return max(0.0, y - (low or y)), max(0.0, (high or y) - y)
+    return max(0.0, y - (y if low is None else low)), max(0.0, (y if high is None else high) - y)
 
 
 def _log(axes: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, final
 
 from karhunen.evaluation.result import Result
@@ -100,7 +101,8 @@ def is_coded(result: Result) -> bool:
 
 
 def bits_per_element(result: Result) -> float:
-    """Of coded tokens, where some are and none is dropped; those held exact beside their codes count with both.
+    """Of coded tokens, where some are and none is dropped, the mean of all documents (`cache` is that of the first);
+    tokens held exact beside their codes count with both.
 
     Else of the whole cache: 16 for one that codes nothing, and less by what is dropped. Exact scalars count 16 bits.
     """
@@ -114,7 +116,9 @@ def bits_per_element(result: Result) -> float:
     n_coded = sum(account["n_coded_elements"] for account in accounts)
     if is_coded(result) and n_coded + n_exact > 0.999 * n_elements:
         n_bytes = cache["bytes"]["codes"] + cache["bytes"]["scales_and_gains"]
-        return (8 * n_bytes + 16 * sum(map(_n_both, accounts))) / n_coded
+        first = (8 * n_bytes + 16 * sum(map(_n_both, accounts))) / n_coded
+        documents = [d["coded_bits_per_element"] for d in result.get("documents", []) if "coded_bits_per_element" in d]
+        return first + (fmean(documents) - documents[0]) * 16 / bits if documents else first
     return (8 * (cache["bytes"]["codes"] + cache["bytes"]["scales_and_gains"]) + 16 * n_exact) / n_elements
 
 

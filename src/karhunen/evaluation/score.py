@@ -88,17 +88,16 @@ def run_dense(model: nn.Module, document: Document, chunk_tokens: int | None = N
         cache = dense_cache(model)
         _prefill(model, document, cache, chunk_tokens)
         after_prefill = deepcopy(cache)
-        start = time.perf_counter()
-        logits = on_disk(_forward(model, page, cache) for page in _pages(document.scored))
-        seconds = time.perf_counter() - start
-    return DenseRun(document, after_prefill, logits, seconds / len(document.scored), chunk_tokens)
+        taken: list[float] = []
+        logits = on_disk(_timed(model, page, cache, taken) for page in _pages(document.scored))
+    return DenseRun(document, after_prefill, logits, sum(taken) / len(document.scored), chunk_tokens)
 
 
 def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
     """Score `codec` against the dense run; the exact prefill is taken from it and coded here. If that was read in
     chunks, this cache reads the prompt itself, in the same chunks."""
     with inference(model):
-        start = time.perf_counter()
+        began = time.perf_counter()
         if dense.chunk_tokens is None:
             cache = coded_copy(model, codec, dense.document.tokens[: dense.document.prefill_tokens], dense.cache)
         else:
@@ -124,7 +123,7 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
         nll_dense=nll_dense,
         nll_coded=nll_coded,
         report=cache.report(),
-        encode_seconds=encoded - start,
+        encode_seconds=encoded - began,
         decode_seconds=decoded - encoded,
         dense_seconds_per_token=dense.seconds_per_token,
     )
@@ -144,6 +143,13 @@ def coded_copy(model: nn.Module, codec: Codec, tokens: Int[Tensor, " n"], uncomp
         else:
             layers[index] = deepcopy(layer)
     return cache
+
+
+def _timed(model: nn.Module, page: Tensor, cache: Any, taken: list[float]) -> Float[Tensor, "t v"]:
+    start = time.perf_counter()
+    logits = _forward(model, page, cache)
+    taken.append(time.perf_counter() - start)
+    return logits
 
 
 def _compared(

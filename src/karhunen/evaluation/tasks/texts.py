@@ -18,7 +18,7 @@ from karhunen.evaluation.attention_error import attention_errors, capture
 from karhunen.evaluation.composition import anatomy
 from karhunen.evaluation.continuation import Prompt, agreement, coded_text, dense_text, read_prompt, stop_tokens
 from karhunen.evaluation.coordinates import coordinates
-from karhunen.evaluation.documents import default_documents, file_documents
+from karhunen.evaluation.documents import MODULES, default_documents, file_documents
 from karhunen.evaluation.metrics import interval, percentile, perplexity
 from karhunen.evaluation.score import DenseRun, Document, Score, run_dense, score
 from karhunen.evaluation.tasks.base import Prepared, Task
@@ -44,6 +44,8 @@ class Texts(Task):
     def __post_init__(self) -> None:
         if self.prefill not in ("exact", "chunked"):
             raise ValueError(f"unknown prefill {self.prefill!r}; known: exact, chunked")
+        if self.n_code > len(MODULES):
+            raise ValueError(f"{self.n_code} documents of code were asked for; there are {len(MODULES)} modules")
 
     @property
     def name(self) -> str:

@@ -34,6 +34,8 @@ UNTYPED = {
     'make("kivi:bits")': r"option 'bits' of recipe kivi has no value; write bits=\.\.\.",
     'make("kivi:bits=two")': r"option kivi:bits='two' is not of type int",
     'make("kivi:bits=2.5")': r"option kivi:bits=2\.5 is not of type int",
+    'make("karhunen:joined=2")': r"option karhunen:joined=2 is not of type bool",
+    'make("int4:group=true")': r"option int4:group=True is not of type int",
     'make("int4:group=None")': r"option int4:group=None is not of type int",
     'make("spectra:value_bits=lots")': r"option spectra:value_bits='lots' is not of type float or None",
     'make("kivi:bits=0")': r"bits=0 is out of range; use 1 to 16",

@@ -350,3 +350,11 @@ def test_positions_decide_the_frame_and_padding_moves_them(name: str) -> None:
     got = shifted.packed("key")
     assert got is not None
     assert torch.equal(got.planes, expected.planes)
+
+
+def test_a_switch_is_written_as_in_python_or_in_lower_case() -> None:
+    for text, joined in (("true", True), ("True", True), ("false", False), ("False", False)):
+        recipe = make(f"karhunen:joined={text}")
+        assert recipe.key is not None and recipe.key.frame.joined is joined
+        assert recipe.value is not None and recipe.value.frame.joined is joined
+    assert make("karhunen:joined=false") == make("karhunen")

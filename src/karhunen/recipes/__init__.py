@@ -50,14 +50,14 @@ def _check(option: str, value: Any, hint: Any) -> None:
         refuse_unless_one_of(option, value, get_args(hint))
         return
     kinds = get_args(hint) or (hint,)
-    fits = isinstance(value, (*kinds, int) if float in kinds else kinds) and not isinstance(value, bool)
-    if not fits and bool not in kinds:
+    allowed = isinstance(value, (*kinds, int) if float in kinds else kinds)
+    if not allowed or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
         raise ValueError(f"option {option}={value!r} is not of type {names}")
 
 
 def _literal(text: str) -> Any:
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(text.capitalize() if text in ("true", "false", "none") else text)
     except (ValueError, SyntaxError):
         return text

@@ -26,9 +26,11 @@ def karhunen(
     block_tokens: int = 64,
     sink: int = 4,
     recent: int = 128,
+    joined: bool = False,
 ) -> Recipe:
     """`bits` stored per element on average over the model; or, in place of it, the same budget as `ratio` to 16 bits or
-    as `token_bytes`, the bytes of one coded token in all layers."""
+    as `token_bytes`, the bytes of one coded token in all layers. `joined`: one vector of a layer's heads side by side,
+    which errs less, costs more to read and has tables of the square of the heads."""
     rate = bits if ratio is None else bits_for(ratio)
     side = partial(
         Side,
@@ -39,7 +41,7 @@ def karhunen(
     )
     return Recipe(
         "karhunen",
-        key=side(frame=RopeFrame(block_tokens, center=True)),
-        value=side(),
+        key=side(frame=RopeFrame(block_tokens, joined=joined, center=True)),
+        value=side(frame=RopeFrame(joined=joined)),
         window=SinkRecent(sink, recent, keep=SmallNorm()),
     )

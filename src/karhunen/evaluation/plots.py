@@ -73,7 +73,7 @@ def byte_account(results: Sequence[Result]) -> Figure:
         left = [a + b for a, b in zip(left, share, strict=True)]
     axes.set_yticks(places, names, fontsize=7)
     axes.invert_yaxis()
-    axes.set_xlabel(f"share of the uncompressed cache ({shown[0]['configuration']['dtype']})")
+    axes.set_xlabel(f"share of the uncompressed cache ({shown[0]['configuration']['dtype']}), first document")
     axes.legend(frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     return _described(figure, shown, _share_shown(len(shown), len(all_of_them), "evenly over the rates"))

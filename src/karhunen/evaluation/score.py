@@ -97,7 +97,7 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
     """Score `codec` against the dense run; the exact prefill is taken from it and coded here. If that was read in
     chunks, this cache reads the prompt itself, in the same chunks."""
     with inference(model):
-        began = time.perf_counter()
+        start = time.perf_counter()
         if dense.chunk_tokens is None:
             cache = coded_copy(model, codec, dense.document.tokens[: dense.document.prefill_tokens], dense.cache)
         else:
@@ -107,13 +107,9 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
         _read_all(cache)
         decoded = time.perf_counter()
         scored = dense.document.scored
+        pages = [slice(at, at + PAGE_TOKENS) for at in range(0, len(scored), PAGE_TOKENS)]
         compared = [
-            _compared(held, _forward(model, page, cache), scored[start + 1 : start + 1 + len(page)])
-            for start, (page, held) in zip(
-                range(0, len(scored), PAGE_TOKENS),
-                zip(_pages(scored), dense.logits.split(PAGE_TOKENS), strict=True),
-                strict=True,
-            )
+            _compared(dense.logits[page], _forward(model, scored[page], cache), scored[1:][page]) for page in pages
         ]
     kl, agree, nll_dense, nll_coded = (torch.cat(parts) for parts in zip(*compared, strict=True))
     return Score(
@@ -123,7 +119,7 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
         nll_dense=nll_dense,
         nll_coded=nll_coded,
         report=cache.report(),
-        encode_seconds=encoded - began,
+        encode_seconds=encoded - start,
         decode_seconds=decoded - encoded,
         dense_seconds_per_token=dense.seconds_per_token,
     )

@@ -35,15 +35,16 @@ def make_tasks(text: str, **sizes: Any) -> tuple[Task, ...]:
 
 
 def _documents(text: str, given: str) -> dict[str, Any]:
-    counts = given.split(",")
-    if len(counts) != 2 or not all(part.strip().isdecimal() for part in counts):
-        raise ValueError(f"task {text!r}: after @ stand two numbers of documents, of prose and of code, such as 2,1")
-    if not sum(map(int, counts)):
+    what = "two numbers of documents, of prose and of code, such as 2,1"
+    counts = _counts(text, given, what)
+    if len(counts) != 2:
+        raise ValueError(f"task {text!r}: what stands after @ is {what}")
+    if not any(counts):
         raise ValueError(f"task {text!r} has no document; ask for one at least, of prose or of code")
-    return {"n_prose": int(counts[0]), "n_code": int(counts[1])}
+    return {"n_prose": counts[0], "n_code": counts[1]}
 
 
-def _counts(text: str, given: str) -> tuple[int, ...]:
+def _counts(text: str, given: str, what: str = "a number of tokens") -> tuple[int, ...]:
     if not all(part.strip().isdecimal() for part in given.split(",")):
-        raise ValueError(f"task {text!r}: what stands after @ is a number of tokens")
+        raise ValueError(f"task {text!r}: what stands after @ is {what}")
     return tuple(int(part) for part in given.split(","))

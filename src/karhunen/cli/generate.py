@@ -44,7 +44,7 @@ def run(
             codec,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
-            on_text=lambda piece: screen.say(piece, end=""),
+            on_text=screen.stream,
         )
         report = result.report
         assert report is not None, "a codec makes a compressed cache"

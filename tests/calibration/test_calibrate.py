@@ -233,6 +233,22 @@ def test_a_state_of_other_inputs_or_a_damaged_one_is_not_resumed(
     assert told == [32, 64, 96]
 
 
+def test_what_lies_beside_the_state_of_a_calibration_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("karhunen.calibration.resume.INTERVAL_SECONDS", 0.0)
+    (tmp_path / "mine.txt").write_text("precious")
+
+    def put_something_inside(done: int, total: int) -> None:
+        for state in list(tmp_path.iterdir()):
+            if (state / "config.json").is_file():
+                state.with_name(f"{state.name}-copy").mkdir(exist_ok=True)  # named as a state is, but for its end
+                (state / "note.txt").write_text("precious")
+
+    run(build("llama"), ids(3, 32), resume_dir=tmp_path, progress=put_something_inside)
+    left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["mine.txt", *["note.txt"] * (len(left) - 1)], "the states themselves are gone"
+    assert "note.txt" in left
+
+
 def test_calibration_leaves_the_model_and_the_tokenizer_as_they_were() -> None:
     model, tokenizer = build("llama").train(), SimpleNamespace()
     run(model, ids(2, 32), tokenizer=tokenizer)

@@ -1,5 +1,6 @@
 """The folded model equals the model with rank-cut weights, and its cache holds latents."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,18 @@ def test_full_ranks_change_nothing(tmp_path: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "f", trust_remote_code=True).eval()
     with torch.no_grad():
         torch.testing.assert_close(loaded(input_ids=tokens).logits, model(input_ids=tokens).logits, **TOLERANCE)
+
+
+def test_whoever_reads_new_files_reads_the_folded_models_too(tmp_path: Path) -> None:
+    model = built("llama")
+    before = os.umask(0o022)
+    try:
+        fold(model, statistics(model), tmp_path / "f", ranks("llama"))
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode) for path in (tmp_path / "f").iterdir()} == dict.fromkeys(
+        (path.name for path in (tmp_path / "f").iterdir()), oct(0o100644)
+    )
 
 
 def test_the_model_that_is_folded_is_left_alone(tmp_path: Path) -> None:

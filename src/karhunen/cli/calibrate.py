@@ -48,6 +48,8 @@ def run(
                 )
         screen.log(f"fitting {recipe.name}")
         codec = fit(recipe, statistics)
+        for note in codec.origin.notes:
+            screen.log(note)
         codec.save_pretrained(output)
         if keep_statistics:
             artifact.save_statistics(statistics, beside)
@@ -71,6 +73,7 @@ def run(
                     "calibration": list(statistics.sources),
                     "calibration_tokens": statistics.n_tokens,
                     "table_bytes": codec.table_bytes(),
+                    "notes": list(codec.origin.notes),
                     "statistics": str(beside) if keep_statistics else None,
                 }
             )

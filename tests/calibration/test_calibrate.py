@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.closeness import assert_near
 from tests.hf.tiny import build
 
 from karhunen.calibration.calibrate import calibrate, layers_to_measure
@@ -31,7 +32,7 @@ def run(model: Any, tokens: Any, needs: Any = NEEDS, **settings: Any) -> Statist
     return calibrate(model, tokens, needs, **{"min_tokens": 16, "sequence_tokens": 32, **settings})
 
 
-def assert_same(one: Statistics, other: Statistics, rtol: float = 1e-9) -> None:
+def assert_same(one: Statistics, other: Statistics, share: float = 1e-9) -> None:
     assert one.model == other.model
     assert one.layers.keys() == other.layers.keys()
     for index, layer in one.layers.items():
@@ -40,7 +41,7 @@ def assert_same(one: Statistics, other: Statistics, rtol: float = 1e-9) -> None:
         assert layer.measured.keys() == theirs.measured.keys()
         for need, statistic in layer.measured.items():
             for name, tensor in vars(statistic).items():
-                torch.testing.assert_close(tensor, getattr(theirs.measured[need], name), rtol=rtol, atol=rtol)
+                assert_near(tensor, getattr(theirs.measured[need], name), share)
 
 
 class Tokenizer:
@@ -261,7 +262,7 @@ def test_statistics_survive_the_disk(tmp_path: Path) -> None:
     found = run(build("gemma3"), ids(2, 32), layers=range(3))
     save_statistics(found, tmp_path / "statistics")
     again = load_statistics(tmp_path / "statistics")
-    assert_same(again, found, rtol=0.0)
+    assert_same(again, found, share=0.0)
     assert again.sources == found.sources
     for index, layer in found.layers.items():
         key, theirs = layer.key_rotary, again.layers[index].key_rotary

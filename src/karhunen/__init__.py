@@ -23,6 +23,7 @@ _HOME = {
     "CompressedCache": "karhunen.hf.cache",
     "compressed": "karhunen.hf.compressed",
     "make_cache": "karhunen.hf.compressed",
+    "enable": "karhunen.hf.attention",
     "load": "karhunen.hf.embedded",
 }
 

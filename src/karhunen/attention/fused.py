@@ -30,9 +30,9 @@ from karhunen.store.snapshot import Snapshot
 CHUNK_TOKENS = 8192
 """Coded tokens read at a time: bounds the working memory."""
 
-TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
-"""Against decoding, then softmax, in float32: both sum some hundred float32 terms in different orders, and the inverse
-transform of the decoded path rounds each key where this one rounds each query; outputs are of order 1."""
+TOLERANCE = 5e-5
+"""Of the largest output, against decoding, then softmax, in float32: both sum some hundred float32 terms in different
+orders, and the inverse transform of the decoded path rounds each key where this one rounds each query."""
 
 
 class NotReadableError(ValueError):

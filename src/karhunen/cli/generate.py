@@ -44,12 +44,16 @@ def run(
             codec,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
-            on_text=lambda piece: screen.say(piece, end=""),
+            on_text=screen.stream,
         )
         report = result.report
         assert report is not None, "a codec makes a compressed cache"
         screen.say("\n")
         screen.table(account_table(report))
+        if codec.layers and not any(layer.n_coded for layer in report.layers):
+            screen.say(
+                f"nothing was coded: {codec.window} keeps all of so short a text exact; a longer prompt is coded"
+            )
         if how := sorted({layer.how_read for layer in report.layers if layer.how_read}):
             screen.say(f"coded tokens were read from {'; '.join(how)}")
         screen.say(

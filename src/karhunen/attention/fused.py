@@ -19,20 +19,22 @@ from karhunen.attention.reader import ByteSide, Reader
 from karhunen.codec import Packed, SideCodec
 from karhunen.kernels.byte_attention import CodedTokens, Partial, byte_attention, choose_path, merge_partials
 from karhunen.kernels.byte_attention.naive import additive
+from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.exact_attention import CodedPart, exact_attention
 from karhunen.kernels.paths import fastest
 from karhunen.kernels.scan_attention import Frames, scan_attention
 from karhunen.quantizers.base import Codes
-from karhunen.quantizers.nibbles import NibbleQuantizer
+from karhunen.quantizers.byte_quantizer import ByteQuantizer
+from karhunen.quantizers.gains import gain_values
 from karhunen.store.exceptions import Exceptions, RowExceptions
 from karhunen.store.snapshot import Snapshot
 
 CHUNK_TOKENS = 8192
 """Coded tokens read at a time: bounds the working memory."""
 
-TOLERANCE = 5e-5
-"""Of the largest output, against decoding, then softmax, in float32: both sum some hundred float32 terms in different
-orders, and the inverse transform of the decoded path rounds each key where this one rounds each query."""
+TOLERANCE = 1e-3
+"""Of the largest output, against decoding and softmax in float64: the scan rounds q′ to 2⁻¹⁶ of its largest coefficient
+and weights to 2⁻¹⁶ of a span's largest; a weight carries a score's error as a relative one."""
 
 
 class NotReadableError(ValueError):
@@ -197,7 +199,7 @@ def _scanned(
     """All coded tokens, one call for each run of positions: one, unless rows were padded or turns left gaps."""
     assert held.packed is not None and reader.to_vectors is not None, "something is coded"
     path = fastest("scan_attention", "cpu")[0] if rows.dtype == torch.float32 else "naive"
-    tables = [cast("NibbleQuantizer", reader.codec.side(slot).quantizer).byte_tables for slot in ("key", "value")]
+    tables = [cast("ByteQuantizer", reader.codec.side(slot).quantizer).byte_tables for slot in ("key", "value")]
     excepted = held.exceptions
     parts: list[Partial] = []
     for start, stop, first in held.offsets(0, held.n_coded):
@@ -205,7 +207,7 @@ def _scanned(
         by_row: list[Partial] = []
         for r in [slice(None)] if whole else [slice(i, i + 1) for i in range(held.batch)]:
             sides = [_rows_of(held.packed[slot], r, start, stop, reader.codec.side(slot)) for slot in ("key", "value")]
-            key, value = (CodedTokens(p.planes, t, p.side.get("gain")) for p, t in zip(sides, tables, strict=True))
+            key, value = (_coded_tokens(p, t) for p, t in zip(sides, tables, strict=True))
             hidden = None if excepted is None else _hidden(excepted, r, start, stop, held.n_coded)
             by_row.append(
                 scan_attention(
@@ -217,6 +219,12 @@ def _scanned(
     return CodedPart(
         parts[0] if len(parts) == 1 else merge_partials(parts), reader.to_vectors.matrix, reader.to_vectors.offset
     )
+
+
+def _coded_tokens(packed: Packed, tables: ByteTables) -> CodedTokens:
+    gain = packed.side.get("gain")
+    levels = gain_values(torch.arange(256, dtype=torch.uint8)) if gain is not None and gain.dtype == torch.uint8 else None
+    return CodedTokens(packed.planes, tables, gain, levels)
 
 
 def _both(part: Partial) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ from karhunen.kernels.byte_attention import choose_path
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.scan_attention import Frames
 from karhunen.quantizers.gains import gain_values
-from karhunen.quantizers.nibbles import NibbleQuantizer
+from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.store.snapshot import Snapshot
 
@@ -46,7 +46,7 @@ class ByteSide:
     def of(cls, side: SideCodec) -> "ByteSide | str":
         """None of it where the reason given stands in the way."""
         quantizer = side.quantizer
-        if not isinstance(quantizer, VectorQuantizer | NibbleQuantizer):
+        if not isinstance(quantizer, VectorQuantizer | ByteQuantizer):
             return f"{type(quantizer).__name__} has no codeword tables"
         if side.layout.pages is not None:
             return "its pages are entropy-coded"
@@ -100,7 +100,7 @@ class Reader:
             reasons.append("keys and values group the heads differently")
         if reasons:
             return cls(codec, "coefficients", "; ".join(reasons), frames, to_vectors=to_vectors)
-        if all(side.quantizer.byte_tables.nibbles is not None for side in (codec.key, codec.value)):  # type: ignore[attr-defined]
+        if all(side.quantizer.byte_tables.lookups is not None for side in (codec.key, codec.value)):  # type: ignore[attr-defined]
             return cls(codec, "bytes", "", frames, to_vectors=to_vectors, scan=scan_frames(codec.key, absorbed.key))
         key, value = sides["key"], sides["value"]
         assert isinstance(key, ByteSide) and isinstance(value, ByteSide), "both sides have tables"

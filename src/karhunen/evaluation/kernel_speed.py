@@ -17,7 +17,8 @@ from karhunen.codec import LayerCodec, Packed, SideCodec
 from karhunen.evaluation.speed import Timings
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.packing.bit_fields import BitFields
-from karhunen.quantizers.vector import VectorQuantizer
+from karhunen.quantizers.byte_quantizer import ByteQuantizer
+from karhunen.quantizers.byte_vq import INDEX_BITS, TableKind
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.statistics.rotary import Rotary
 from karhunen.store.positions import Positions
@@ -102,7 +103,9 @@ def measure(shape: Shape, n_tokens: int, batch: int, bits: float, rounds: int) -
     }
 
 
-def made_up_codec(shape: Shape, bits: float, generator: torch.Generator) -> LayerCodec:
+def made_up_codec(
+    shape: Shape, bits: float, generator: torch.Generator, tables: TableKind = "free", block_tokens: int = BLOCK_TOKENS
+) -> LayerCodec:
     """Random tables of `bits` per element: bytes of equal or nearly equal numbers of coefficients."""
     n_bytes = round(shape.d * bits / 8)
     if not 1 <= n_bytes <= shape.d:
@@ -113,23 +116,25 @@ def made_up_codec(shape: Shape, bits: float, generator: torch.Generator) -> Laye
     def side(frame: RopeFrame, turn: Rotary | None) -> SideCodec:
         matrix = torch.linalg.qr(torch.randn(shape.h, shape.d, shape.d, generator=generator))[0]
         order = [torch.randperm(shape.d, generator=generator) for _ in range(shape.h)]
-        quantizer = VectorQuantizer(
+        a, b = INDEX_BITS[tables]
+        n = shape.h * shape.d
+        low, high = (torch.randint(-60, 60, (rows, n), generator=generator, dtype=torch.int8) for rows in (2**a, 2**b))
+        quantizer = ByteQuantizer(
             g=shape.h,
             c=shape.d,
             gain="none",
             plane_group=torch.arange(shape.h).repeat_interleave(n_bytes),
-            plane_stage=torch.zeros(len(sizes), dtype=torch.int64),
-            plane_bits=torch.full((len(sizes),), 8),
             plane_size=torch.tensor(sizes),
             coordinates=torch.cat(order),
-            entries=torch.randn(256 * shape.h * shape.d, generator=generator).half(),
-            scale=torch.ones(len(sizes)),
+            low=low,
+            high=high if b else high[:0],
+            scale=torch.full((n,), 1 / 40),
         )
         mean = torch.randn(shape.h, shape.d, generator=generator) if frame.center else None
         mapped = AffineMap(torch.zeros(shape.h, shape.d), matrix, matrix.mT.contiguous())
         return SideCodec(shape.h, frame, turn, mean, mapped, quantizer, BitFields((8,) * len(sizes)))
 
-    return LayerCodec(side(RopeFrame(BLOCK_TOKENS, center=True), rotary), side(RopeFrame(), None))
+    return LayerCodec(side(RopeFrame(block_tokens, center=True), rotary), side(RopeFrame(), None))
 
 
 def made_up_layer(codec: LayerCodec, shape: Shape, n_tokens: int, batch: int, generator: torch.Generator) -> Snapshot:

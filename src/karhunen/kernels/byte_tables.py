@@ -13,26 +13,47 @@ from torch import Tensor
 
 @final
 @dataclass(frozen=True)
-class NibbleTables:
-    """Tables whose entry is a sum: `(low[byte mod 16] + high[byte div 16]) · scale`, in the columns of all planes."""
+class Lookups:
+    """Tables that can be scanned: an entry is the sum of one or two look-ups of int8, times its column's scale.
 
-    low: Int8[Tensor, "16 columns"]
-    high: Int8[Tensor, "16 columns"]
+        entry(byte) = (low[byte mod 2^a] + high[byte div 2^(8 − b)]) · scale,    2^a and 2^b rows, a + b ≥ 8
+
+    Without `high` (no row) a is 8: 256 entries of their own. Columns are those of all planes side by side.
+    """
+
+    low: Int8[Tensor, "_ columns"]
+    high: Int8[Tensor, "_ columns"]
     scale: Float[Tensor, " columns"]
 
     def __post_init__(self) -> None:
         if self.low.dtype != torch.int8 or self.high.dtype != torch.int8:
             raise TypeError(f"rows are {self.low.dtype} and {self.high.dtype}; int8 is read")
-        if self.low.shape != self.high.shape or self.low.shape != (16, len(self.scale)):
-            raise ValueError(f"rows {tuple(self.low.shape)}, {tuple(self.high.shape)} do not fit {len(self.scale)} columns")
-        for choose in (torch.amax, torch.amin):
-            if self.scale.numel() and int((choose(self.low.int(), 0) + choose(self.high.int(), 0)).abs().max()) > 128:
-                raise ValueError("a sum of two rows leaves int8; every entry must be one of -128 … 127")
+        n = self.scale.shape
+        if self.low.ndim != 2 or self.high.ndim != 2 or self.low.shape[1:] != n or self.high.shape[1:] != n:
+            raise ValueError(f"rows {tuple(self.low.shape)}, {tuple(self.high.shape)} do not fit {tuple(n)} columns")
+        a, b = self.index_bits
+        if len(self.low) != 2**a or len(self.high) != (2**b if b else 0) or a > 8 or b > 8 or a + b < 8:
+            raise ValueError(f"{len(self.low)} and {len(self.high)} rows; powers of two whose product is 256 or more")
+        if not bool(torch.isfinite(self.scale).all()):
+            raise ValueError("a scale is NaN or infinite")
+        sums = self._sums()
+        if n.numel() and not -128 <= int(sums.min()) <= int(sums.max()) <= 127:
+            raise ValueError("a sum of two rows leaves int8; every entry must be one of -128 … 127")
+
+    @property
+    def index_bits(self) -> tuple[int, int]:
+        """(a, b); b is 0 where there is one look-up."""
+        return len(self.low).bit_length() - 1, max(0, len(self.high).bit_length() - 1)
 
     def entries(self) -> Float[Tensor, "256 columns"]:
         """What every byte means, float32: the sum is exact, the product with the scale is rounded once."""
-        whole = self.high.float()[:, None] + self.low.float()[None]
-        return whole.flatten(0, 1) * self.scale.float()
+        return self._sums().float() * self.scale.float()
+
+    def _sums(self) -> Int[Tensor, "256 columns"]:
+        a, b = self.index_bits
+        byte = torch.arange(256, device=self.low.device)
+        whole = self.low[byte % 2**a].int()
+        return whole + self.high[byte // 2 ** (8 - b)].int() if b else whole
 
 
 @final
@@ -50,7 +71,7 @@ class ByteTables:
     column_start: tuple[int, ...]
     plane_start: tuple[int, ...]
     n_coefficients: int
-    nibbles: NibbleTables | None = None
+    lookups: Lookups | None = None
 
     def __post_init__(self) -> None:
         n_columns = self.entries.shape[1]
@@ -85,16 +106,16 @@ class ByteTables:
         )
 
     @classmethod
-    def of_nibbles(
+    def of_lookups(
         cls,
-        nibbles: NibbleTables,
+        lookups: Lookups,
         coefficient: Int[Tensor, " columns"],
         column_start: tuple[int, ...],
         plane_start: tuple[int, ...],
         n_coefficients: int,
     ) -> "ByteTables":
         """Tables that can be scanned; `entries` is what their sums are."""
-        return cls(nibbles.entries(), coefficient, column_start, plane_start, n_coefficients, nibbles)
+        return cls(lookups.entries(), coefficient, column_start, plane_start, n_coefficients, lookups)
 
     @property
     def n_planes(self) -> int:

@@ -35,6 +35,7 @@ def require(op: str, path: str) -> ModuleType:
     return implementation(op, path)
 
 
+@cache
 def implementation(op: str, path: str) -> ModuleType:
     """The module `karhunen.kernels.op.path`."""
     return importlib.import_module(f"karhunen.kernels.{op}.{path}")

@@ -11,12 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from karhunen.kernels.byte_tables import Lookups
 from karhunen.quantizers.additive import as_integers, sums, train_additive
 from karhunen.quantizers.base import QuantizerData
 from karhunen.quantizers.gains import GainKind, split_gain
 from karhunen.quantizers.kmeans import kmeans
 from karhunen.quantizers.nearest import nearest
-from karhunen.quantizers.nibbles import NibbleQuantizer
+from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.quantizers.vector import VectorQuantizer
 
 EntryKind = Literal["float16", "float8_e5m2"]
@@ -76,34 +77,41 @@ def train(planes: Sequence[Plane], data: QuantizerData, gain: GainKind, how: Tra
     )
 
 
-def train_nibbles(planes: Sequence[Plane], data: QuantizerData, gain: GainKind, how: Training) -> NibbleQuantizer:
-    """Additive tables of all planes, in order; every plane is a byte."""
+def train_bytes(
+    planes: Sequence[Plane], data: QuantizerData, gain: GainKind, how: Training, index_bits: tuple[int, int]
+) -> ByteQuantizer:
+    """Tables of look-ups for all planes, in order; every plane is a byte."""
     g, c = data.rates.shape
     rest = _training_samples(data, gain, how)
-    low: dict[int, Tensor] = {}
-    high: dict[int, Tensor] = {}
-    scale: dict[int, Tensor] = {}
+    n_stages = 1 + max((plane.stage for plane in planes), default=0)
+    found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
     for batch in _batches(planes):
         mine = [planes[j] for j in batch]
         x, sizes = _side_by_side(mine, rest)
-        a, b, step = as_integers(train_additive(x, sizes, how.n_iterations, how.seed)[0])
-        values = sums(a.float(), b.float()) * step[:, None]
-        chosen, _ = nearest(x, values, sizes)
-        _take_away(mine, rest, values, chosen)
-        for row, j in enumerate(batch):
-            low[j], high[j], scale[j] = a[row, :, : sizes[row]], b[row, :, : sizes[row]], step[row, : sizes[row]]
+        if index_bits[1]:
+            rows = train_additive(x, index_bits, sizes, how.n_iterations, how.seed)
+            low, high, scale = as_integers(*rows, sums(rows, index_bits))
+        else:
+            entries = kmeans(x, 256, how.n_iterations, how.seed)
+            low, high, scale = as_integers(entries, None, entries)
+        if n_stages > 1:
+            values = Lookups(low.transpose(0, 1).flatten(1), high.transpose(0, 1).flatten(1), scale.flatten()).entries()
+            values = values.unflatten(1, (len(batch), -1)).transpose(0, 1)
+            _take_away(mine, rest, values, nearest(x, values, sizes)[0])
+        for row, (j, size) in enumerate(zip(batch, sizes, strict=True)):
+            found[j] = low[row, :, :size], high[row, :, :size], scale[row, :size]
     order = range(len(planes))
-    nothing = torch.empty(16, 0, dtype=torch.int8)
-    return NibbleQuantizer(
+    empty = [torch.empty(2**bits if bits else 0, 0, dtype=torch.int8) for bits in index_bits]
+    return ByteQuantizer(
         g=g,
         c=c,
         gain=gain,
         plane_group=torch.tensor([plane.group for plane in planes], dtype=torch.int64),
         plane_size=torch.tensor([len(plane.coordinates) for plane in planes], dtype=torch.int64),
         coordinates=torch.tensor([i for plane in planes for i in plane.coordinates], dtype=torch.int64),
-        low=torch.cat([nothing, *(low[j] for j in order)], dim=1),
-        high=torch.cat([nothing, *(high[j] for j in order)], dim=1),
-        scale=torch.cat([torch.empty(0), *(scale[j] for j in order)]),
+        low=torch.cat([empty[0], *(found[j][0] for j in order)], dim=1),
+        high=torch.cat([empty[1], *(found[j][1] for j in order)], dim=1),
+        scale=torch.cat([torch.empty(0), *(found[j][2] for j in order)]),
     )
 
 

@@ -27,7 +27,7 @@ def karhunen(
     sink: int = 4,
     recent: int = 128,
     joined: bool = False,
-    tables: TableKind = "additive",
+    tables: TableKind = "free",
 ) -> Recipe:
     """`bits` stored per element on average over the model; or, in place of it, the same budget as `ratio` to 16 bits or
     as `token_bytes`, the bytes of one coded token in all layers. `joined`: one vector of a layer's heads side by side,

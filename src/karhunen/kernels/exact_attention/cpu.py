@@ -1,7 +1,7 @@
 """Attention to exact tokens on a CPU: the few of a window in one call, which merges them with the coded part."""
 
+import threading
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,21 +9,33 @@ from jaxtyping import Float
 from numba import njit
 from torch import Tensor
 
-from karhunen.kernels import simd
 from karhunen.kernels.byte_attention.inputs import Partial
 from karhunen.kernels.exact_attention import CodedPart
-from karhunen.kernels.simd import fma, load, splat, store, sums_of_eight
+from karhunen.kernels.scan import isa
+from karhunen.kernels.scan.emit import Shape, float_at, set_float
+from karhunen.kernels.scan.exact import dots, mix, scale_by, soften
+from karhunen.kernels.scan.tokens import largest
 from karhunen.kernels.sources import sources
 
 TOLERANCE = 2e-5
-"""Of the largest mean or log-sum, against naive in float64: a score is a float32 sum of some 100 terms."""
+"""Against naive in float64, of the largest number compared: a score is a float32 sum of some 100 terms, and a weight
+carries its error as a relative one."""
 
 MOST_PIECES = 3
+MOST_ROWS = 4
+PIECE = 9  # numbers of each: tokens, keys, their strides by row of the batch, head and token, values and theirs
+NUMBERS = (
+    "batch", "heads", "rows", "d", "e", "query", "query_batch", "query_head", "query_row", "coded_mean",
+    "coded_log_sum", "n_coded", "matrix", "matrix_head", "offset", "scores", "n_scores", "scale", "top", "mean",
+    "log_sum",
+)  # fmt: skip
+PROBLEM = np.dtype([*((name, np.int64) for name in NUMBERS), ("pieces", np.int64, (MOST_PIECES * PIECE,))])
+"""Sizes, strides in bytes, and addresses; 0: not there."""
 
 
 def available() -> tuple[bool, str]:
     """Whether this processor has what the vector code uses, and what that is."""
-    return simd.host_support()
+    return (True, isa.description()) if isa.widths() else (False, "no vector code is written for this processor")
 
 
 def exact_attention(
@@ -36,134 +48,130 @@ def exact_attention(
     """As `naive.exact_attention`, in float32. ValueError on more than three pieces."""
     if len(pieces) > MOST_PIECES:
         raise ValueError(f"{len(pieces)} pieces of exact tokens; at most {MOST_PIECES} are read in one call")
-    b, h, r, _ = query.shape
+    b, h, r, d = query.shape
     e = pieces[0][1].shape[-1]
+    query = _rows_of(query)
     mean, log_sum = torch.empty(b, h, r, e), torch.empty(b, h, r)
-    given = tuple(_piece(*piece) for piece in pieces)
-    given += (given[0]._replace(n=0),) * (MOST_PIECES - len(given))
-    if coded is None:
-        part = np.zeros((0, 0, 0, 0), np.float32), np.zeros((0, 0, 0), np.float32)
-        maps = np.zeros((0, 0, 0), np.float32), np.zeros((0, 0), np.float32)
-    else:
-        part = _numpy(coded.partial.mean), _numpy(coded.partial.log_sum)
-        maps = _numpy(coded.matrix), _numpy(coded.offset)
-    scores = np.empty(sum(piece.n for piece in given) + 8, np.float32)
-    _attend(_numpy(query), given, *part, *maps, scale, scores, mean.numpy(), log_sum.numpy())
+    kept: list[Tensor] = []  # what addresses point to lives until the call is over
+    sides: list[int] = []
+    n = 0
+    for key, value in pieces:
+        keys, values = _rows_of(key), _rows_of(value)
+        kept += [keys, values]
+        n += key.shape[2]
+        a, c = keys.stride(), values.stride()
+        sides += [key.shape[2], keys.data_ptr(), 4 * a[0], 4 * a[1], 4 * a[2]]
+        sides += [values.data_ptr(), 4 * c[0], 4 * c[1], 4 * c[2]]
+    sides += [0] * (PIECE * MOST_PIECES - len(sides))
+    coded_numbers = [0] * 6
+    if coded is not None:
+        parts = [x.detach().float().contiguous() for x in (coded.partial.mean, coded.partial.log_sum)]
+        parts[0] = parts[0].clone()  # scaled in place
+        parts += [x.detach().float().contiguous() for x in (coded.matrix, coded.offset)]
+        kept += parts
+        addresses = [x.data_ptr() for x in parts]
+        coded_numbers = [addresses[0], addresses[1], parts[2].shape[1], addresses[2], 4 * parts[2].stride(0), addresses[3]]
+    n_scores = -(-n // 16) * 16
+    scratch = _scratch(MOST_ROWS * n_scores + 32)
+    scratch[0] = scale
+    first, s = scratch.ctypes.data, query.stride()
+    problem = np.array(
+        [
+            b, h, r, d, e, query.data_ptr(), 4 * s[0], 4 * s[1], 4 * s[2], *coded_numbers, first + 128, n_scores, first,
+            first + 4, mean.data_ptr(), log_sum.data_ptr(), *sides,
+        ],
+        np.int64,
+    )  # fmt: skip
+    for count in {min(r, MOST_ROWS), r % MOST_ROWS or MOST_ROWS}:
+        _attend(Shape(count, isa.widths()[0]).token, problem.view(PROBLEM))
     return Partial(mean, log_sum)
 
 
-class _Piece(NamedTuple):
-    """Some tokens; where a vector begins: batch, head and token times their strides, in floats."""
-
-    n: int
-    key: np.ndarray
-    key_strides: tuple[int, int, int]
-    value: np.ndarray
-    value_strides: tuple[int, int, int]
-
-
-def _piece(key: Tensor, value: Tensor) -> _Piece:
-    return _Piece(key.shape[2], *_strided(key), *_strided(value))
-
-
-def _strided(x: Tensor) -> tuple[np.ndarray, tuple[int, int, int]]:
+def _rows_of(x: Tensor) -> Tensor:
+    """float32, the numbers of a vector side by side."""
     x = x.detach().float()
-    x = x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-    length = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-    return x.as_strided((length,), (1,)).numpy(), (x.stride(0), x.stride(1), x.stride(2))
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _numpy(x: Tensor) -> np.ndarray:
-    return x.detach().float().contiguous().numpy()
+def _scratch(n: int) -> np.ndarray:
+    kept = getattr(_kept, "scratch", None)
+    if kept is None or len(kept) < n:
+        kept = _kept.scratch = np.empty(n, np.float32)
+    return kept
 
 
-@njit(nogil=True)
-def _score(query, at, d, piece, batch, head, scale, scores, out):
-    """Scores of one row and all tokens of a piece, eight tokens at a time; past the last it is read again."""
-    last = piece.n - 1
-    begin = batch * piece.key_strides[0] + head * piece.key_strides[1]
-    step = piece.key_strides[2]
-    whole = d // 8 * 8
-    key = piece.key
-    for n in range(0, piece.n, 8):
-        f, g = begin + n * step, begin + min(n + 1, last) * step
-        h, i = begin + min(n + 2, last) * step, begin + min(n + 3, last) * step
-        j, k = begin + min(n + 4, last) * step, begin + min(n + 5, last) * step
-        o, p = begin + min(n + 6, last) * step, begin + min(n + 7, last) * step
-        zero = splat(8, 0.0)
-        s, t, u, v, w, x, y, z = zero, zero, zero, zero, zero, zero, zero, zero
-        for c in range(0, whole, 8):
-            q = load(8, query, at + c)
-            s, t = fma(load(8, key, f + c), q, s), fma(load(8, key, g + c), q, t)
-            u, v = fma(load(8, key, h + c), q, u), fma(load(8, key, i + c), q, v)
-            w, x = fma(load(8, key, j + c), q, w), fma(load(8, key, k + c), q, x)
-            y, z = fma(load(8, key, o + c), q, y), fma(load(8, key, p + c), q, z)
-        store(scores, out + n, sums_of_eight(s, t, u, v, w, x, y, z))
-        for token in range(n, min(n + 8, piece.n)):
-            total = scores[out + token]
-            for c in range(whole, d):
-                total += query[at + c] * key[begin + token * step + c]
-            scores[out + token] = total * np.float32(scale)
-
-
-@njit(nogil=True)
-def _add_values(piece, batch, head, weights, first, mean):
-    begin = batch * piece.value_strides[0] + head * piece.value_strides[1]
-    for n in range(piece.n):
-        at = begin + n * piece.value_strides[2]
-        weight = weights[first + n]
-        for c in range(len(mean)):
-            mean[c] += weight * piece.value[at + c]
+_kept = threading.local()
 
 
 def _compiled(made_of: str):
     """Kept on disk for these sources (karhunen.kernels.sources)."""
 
     @njit(cache=True, nogil=True)
-    def _attend(query, pieces, coded_mean, coded_log_sum, matrix, offset, scale, scores, mean, log_sum):
-        """Row by row: scores, softmax, mean; then the coded part's share."""
+    def _attend(shape, problem):
+        """Chunks of so many rows: scores, softmax, mean; then the coded part's share."""
         if not made_of:
             return
-        n_batch, n_heads, n_rows, d = query.shape
-        flat = query.reshape(-1)
-        a, b, c = pieces
-        n = a.n + b.n + c.n
-        for item in range(n_batch * n_heads * n_rows):
-            batch, head, row = item // (n_heads * n_rows), item // n_rows % n_heads, item % n_rows
-            _score(flat, item * d, d, a, batch, head, scale, scores, 0)
-            _score(flat, item * d, d, b, batch, head, scale, scores, a.n)
-            _score(flat, item * d, d, c, batch, head, scale, scores, a.n + b.n)
-            largest = np.float32(-np.inf)
-            for i in range(n):
-                largest = max(largest, scores[i])
-            total = 0.0
-            for i in range(n):
-                scores[i] = np.exp(scores[i] - largest)
-                total += scores[i]
-            out = mean[batch, head, row]
-            out[:] = 0
-            _add_values(a, batch, head, scores, 0, out)
-            _add_values(b, batch, head, scores, a.n, out)
-            _add_values(c, batch, head, scores, a.n + b.n, out)
-            whole = largest + np.log(total) if n else -np.inf
-            share = 1 / total if n else 0.0
-            if coded_log_sum.size:
-                exact, coded = whole, np.float64(coded_log_sum[batch, head, row])
-                top = max(exact, coded)
-                if top > -np.inf:
-                    whole = top + np.log(np.exp(exact - top) + np.exp(coded - top))
-                    share *= np.exp(exact - whole)
-                    part = np.float32(np.exp(coded - whole))
-                    for k in range(len(out)):
-                        out[k] = out[k] * np.float32(share) + part * offset[head, k]
-                    for i in range(matrix.shape[1]):
-                        x = part * coded_mean[batch, head, row, i]
-                        for k in range(len(out)):
-                            out[k] += x * matrix[head, i, k]
-                    share = 1.0
-            for k in range(len(out)):
-                out[k] *= np.float32(share)
-            log_sum[batch, head, row] = whole
+        p, n_rows = problem[0], len(shape[0])
+        pitch, line = 4 * p.n_scores, 4 * p.e
+        n_chunks = -(-p.rows // 4)
+        for item in range(p.batch * p.heads * n_chunks):
+            batch, head, first = item // (p.heads * n_chunks), item // n_chunks % p.heads, item % n_chunks * 4
+            if min(4, p.rows - first) != n_rows:
+                continue
+            query = p.query + batch * p.query_batch + head * p.query_head + first * p.query_row
+            n = 0
+            for i in range(3):
+                piece = p.pieces[9 * i : 9 * i + 9]
+                keys = piece[1] + batch * piece[2] + head * piece[3]
+                dots(shape, query, p.query_row, keys, piece[4], piece[0], p.d, p.scale, p.scores + 4 * n, pitch)
+                n += piece[0]
+            out = p.mean + (batch * p.heads * p.rows + head * p.rows + first) * line
+            index = (batch * p.heads + head) * p.rows + first
+            for row in range(n_rows):
+                for i in range(n, p.n_scores):
+                    set_float(p.scores + row * pitch + 4 * i, np.float32(-np.inf))
+                for i in range(p.e):
+                    set_float(out + row * line + 4 * i, np.float32(0))
+            for row in range(n_rows):
+                largest(shape, p.scores + row * pitch, p.n_scores, p.top)
+                top = float_at(p.top)
+                if n == 0:
+                    set_float(p.top, np.float32(0))
+                soften(shape, p.scores + row * pitch, p.n_scores, p.top, p.top + 4)
+                total = np.float64(float_at(p.top + 4))
+                whole = top + np.log(total) if total > 0 else -np.inf
+                exact, part = 1.0 / total if total > 0 else 0.0, 0.0
+                if p.coded_log_sum:
+                    coded = np.float64(float_at(p.coded_log_sum + 4 * (index + row)))
+                    most = max(whole, coded)
+                    if most > -np.inf:
+                        merged = most + np.log(np.exp(whole - most) + np.exp(coded - most))
+                        exact *= np.exp(whole - merged)
+                        part = np.exp(coded - merged)
+                        whole = merged
+                set_float(p.log_sum + 4 * (index + row), np.float32(whole))
+                set_float(p.top, np.float32(exact))
+                scale_by(shape, p.scores + row * pitch, p.n_scores, p.top)
+                set_float(p.top + 8 + 4 * row, np.float32(part))
+            n = 0
+            for i in range(3):
+                piece = p.pieces[9 * i : 9 * i + 9]
+                values = piece[5] + batch * piece[6] + head * piece[7]
+                mix(shape, p.scores + 4 * n, pitch, values, piece[8], piece[0], p.e, out, line)
+                n += piece[0]
+            if p.coded_log_sum:
+                for row in range(n_rows):
+                    part = float_at(p.top + 8 + 4 * row)
+                    for i in range(p.n_coded):
+                        place = p.coded_mean + 4 * ((index + row) * p.n_coded + i)
+                        set_float(place, float_at(place) * part)
+                    for i in range(p.e):
+                        place = out + row * line + 4 * i
+                        set_float(place, float_at(place) + part * float_at(p.offset + 4 * (head * p.e + i)))
+                mix(
+                    shape, p.coded_mean + 4 * index * p.n_coded, 4 * p.n_coded, p.matrix + head * p.matrix_head, line,
+                    p.n_coded, p.e, out, line,
+                )  # fmt: skip
 
     return _attend
 

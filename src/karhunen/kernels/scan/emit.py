@@ -1,11 +1,11 @@
 """Vector code written out: what a hot loop needs of LLVM, in the words of the processor.
 
 A hot loop holds a dozen accumulators in registers, and how many depends on the rows and on the processor. Such loops are
-unrolled here, in Python, while Numba compiles the function that calls them: each `hot` function below becomes an
-intrinsic whose body is emitted once for each number of rows and each width.
+unrolled here, in Python, while Numba compiles the function that calls them: each `hot` function becomes an intrinsic
+whose body is emitted once for each shape.
 
     @hot
-    def total(e, rows, width, address, n):      # e: Emitter; rows, width: numbers; the others: LLVM values
+    def total(e, shape, address, n):      # e: Emitter; shape: Shape; the others: LLVM values
         ...
 
 Every address is a byte address, an int64. Nothing here checks bounds.
@@ -14,7 +14,7 @@ Every address is a byte address, an int64. Nothing here checks bounds.
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -253,16 +253,35 @@ class Variable:
         self._builder.store(value, self._place)
 
 
-def hot(body: Callable[..., None]) -> Any:
-    """A function `(rows, width, *numbers)` that compiled code may call. `rows` and `width` are tuples whose length is
-    the number of rows and a sixteenth of the bytes of a vector (`ROWS`, `WIDTHS`); the numbers are int64."""
+class Shape(NamedTuple):
+    """What a hot function is compiled for: query rows read together, bytes of a vector, and the kind of the tables:
+    entries of their two look-ups as powers of two (0: one look-up)."""
 
-    def typing(typingctx: Any, rows: Any, width: Any, *numbers: Any) -> Any:
+    rows: int
+    width: int
+    kind: tuple[int, int] = (4, 4)
+
+    @property
+    def token(self) -> tuple[tuple[int, ...], ...]:
+        """What stands for it in a call: tuples, whose lengths compiled code is specialized for."""
+        return (0,) * self.rows, (0,) * (self.width // 16), (0,) * (KINDS.index(self.kind) + 1)
+
+
+KINDS = ((4, 4), (6, 6), (8, 0))
+"""Tables that are read. (a, b): 2^a entries by a byte's lowest a bits and 2^b by its highest b, added; (8, 0): all 256."""
+
+
+def hot(body: Callable[..., None]) -> Any:
+    """A function `(token, *numbers)` that compiled code may call; `token` is a shape's, the numbers are int64."""
+
+    def typing(typingctx: Any, token: Any, *numbers: Any) -> Any:
+        rows, width, kind = (part.count for part in token.types)
+
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            body(Emitter(builder), rows.count, 16 * width.count, *args[2:])
+            body(Emitter(builder), Shape(rows, 16 * width, KINDS[kind - 1]), *args[1:])
             return context.get_dummy_value()
 
-        return types.void(rows, width, *(types.int64 for _ in numbers)), codegen
+        return types.void(token, *(types.int64 for _ in numbers)), codegen
 
     typing.__name__ = typing.__qualname__ = body.__name__
     named = list(inspect.signature(body).parameters.values())[1:]
@@ -304,8 +323,3 @@ set_float = _writer("set_float", F32, types.float32, "Put a float32 at an addres
 set_double = _writer("set_double", ir.DoubleType(), types.float64, "Put a float64 at an address.")
 set_int = _writer("set_int", I64, types.int64, "Put an int64 at an address.")
 set_byte = _writer("set_byte", I8, types.int64, "Put a byte at an address.")
-
-WIDTHS = {16 * n: (0,) * n for n in (1, 2, 4)}
-"""Tuples that stand for a vector's width in bytes."""
-ROWS = {n: (0,) * n for n in (1, 2, 3, 4)}
-"""Tuples that stand for a number of query rows that are read together."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from karhunen.kernels.scan.emit import F32, I16, I32, Emitter, hot
+from karhunen.kernels.scan.emit import F32, I16, I32, Emitter, Shape, hot
 
 ROUNDER = 12582912.0
 """1.5 · 2^23: added and taken away, it leaves a float's nearest integer."""
@@ -17,10 +17,10 @@ TURN_LANES = 8
 
 
 @hot
-def turn(e: Emitter, rows: int, width: int, query: Any, stride: Any, angles: Any, n_pairs: Any, out: Any) -> None:
+def turn(e: Emitter, shape: Shape, query: Any, stride: Any, angles: Any, n_pairs: Any, out: Any) -> None:
     """Pairs (x, y) become (x cos + y sin, y cos − x sin). A row of `query` and `out`, `stride` bytes, is n_pairs first
     halves, as many second halves, and the rest, which stays; `angles` has cosines, then sines. Multiples of eight."""
-    half = e.times(n_pairs, 4)
+    rows, half = shape.rows, e.times(n_pairs, 4)
     with e.loop(e.builder.udiv(n_pairs, e.number(TURN_LANES))) as i:
         at = e.times(i, 4 * TURN_LANES)
         cos = e.load(F32, TURN_LANES, e.at(angles, at))
@@ -36,11 +36,11 @@ def turn(e: Emitter, rows: int, width: int, query: Any, stride: Any, angles: Any
 
 @hot
 def product(
-    e: Emitter, rows: int, width: int, x: Any, x_stride: Any, n: Any, matrix: Any, n_columns: Any, out: Any,
+    e: Emitter, shape: Shape, x: Any, x_stride: Any, n: Any, matrix: Any, n_columns: Any, out: Any,
     out_stride: Any,
 ) -> None:  # fmt: skip
     """out[row] = x[row] · matrix, [n, n_columns] row by row; n_columns is a multiple of 16, strides are in bytes."""
-    lanes = width // 4
+    rows, width, lanes = shape.rows, shape.width, shape.width // 4
     wide = 4 if width == 64 else 16 // lanes
     step = lanes * wide
     n_wide = e.builder.udiv(n_columns, e.number(step))
@@ -74,7 +74,7 @@ def _product_tiles(
 
 @hot
 def whole_numbers(
-    e: Emitter, rows: int, width: int, query: Any, stride: Any, n: Any, least: Any, out: Any, steps: Any, sums: Any
+    e: Emitter, shape: Shape, query: Any, stride: Any, n: Any, least: Any, out: Any, steps: Any, sums: Any
 ) -> None:
     """q′ of each row as int16, n of them, a multiple of 16; the step at `steps`, at `sums` their sum times `least`.
 
@@ -83,7 +83,7 @@ def whole_numbers(
     zero = e.constant(F32, lanes, 0.0)
     n_vectors = e.builder.udiv(n, e.number(lanes))
     words = e.constant(I16, lanes, 0).type
-    for row in range(rows):
+    for row in range(shape.rows):
         most, total = e.variable(zero.type, zero), e.variable(zero.type, zero)
         line = e.at(query, e.times(stride, row))
         with e.loop(n_vectors) as i:

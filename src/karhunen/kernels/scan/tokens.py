@@ -10,13 +10,9 @@ pairs within each 16 bytes; a group's scores lie in the order that this gives (`
 
 from typing import Any
 
-from karhunen.kernels.scan.emit import F32, I8, I16, I32, I64, Emitter, hot
+from karhunen.kernels.scan.emit import F32, I8, I16, I32, I64, Emitter, Shape, hot
 
 GROUP_ENTRY = 16  # bytes: where a group's first plane lies, and how far apart its planes are
-KINDS = ((4, 4), (6, 6), (8, 0))
-"""(a, b) of the tables that are read; b = 0: one look-up of all 256."""
-
-
 def place(i: int, width: int) -> int:
     """Where token i of a group stands among its scores."""
     half, j = width // 2, i // 2
@@ -69,11 +65,16 @@ def _paired(e: Emitter, a: Any, b: Any) -> list[Any]:
     return [e.shuffle(a, b, lane) for lane in lanes]
 
 
-def _scores(
-    e: Emitter, kind: tuple[int, int], rows: int, width: int, codes: Any, stride: Any, n_planes: Any, columns: Any,
+@hot
+def scores(
+    e: Emitter, shape: Shape, codes: Any, stride: Any, n_planes: Any, columns: Any,
     tables: Any, query: Any, query_stride: Any, steps: Any, bases: Any, bias: Any, bias_stride: Any, out: Any,
     out_stride: Any,
 ) -> None:  # fmt: skip
+    """out[row] = steps[row] · ⟨q′, columns⟩ + bases[row] + bias[row], of one group; floats, strides in bytes.
+
+    `columns` is where each plane's columns begin (int64, one more than planes), an even number; `query` is int16."""
+    rows, width, kind = shape
     quarter = width // 4
     reader = _Tables(e, width, kind)
     zero = e.constant(I32, quarter, 0)
@@ -103,26 +104,31 @@ def _scores(
             e.store(found, e.at(out, e.times(out_stride, row), at))
 
 
-def _values(
-    e: Emitter, kind: tuple[int, int], rows: int, width: int, groups: Any, n_groups: Any, plane: Any, tables: Any,
+@hot
+def values(
+    e: Emitter, shape: Shape, groups: Any, n_groups: Any, plane: Any, tables: Any,
     n_columns: Any, weights: Any, weight_stride: Any, unit: Any, shrink: Any, sums: Any, sums_stride: Any,
 ) -> None:  # fmt: skip
+    """sums[row][column] = sums · shrink[row] + unit[row] · Σ weight · column, for the columns of one plane.
+
+    `groups` has address and plane stride of each group; `weights` are int16 [row][group]."""
     done = e.number(0)
-    wide = width == 64 and column_bytes(kind) <= 128
+    wide = shape.width == 64 and column_bytes(shape.kind) <= 128
     for tile in (4, 2, 1) if wide else (2, 1):
         n = e.builder.udiv(e.builder.sub(n_columns, done), e.number(tile))
         with e.loop(n) as i:
             _columns(
-                e, kind, rows, width, tile, groups, n_groups, plane, tables, e.at(done, e.times(i, tile)), weights,
+                e, shape, tile, groups, n_groups, plane, tables, e.at(done, e.times(i, tile)), weights,
                 weight_stride, unit, shrink, sums, sums_stride,
             )  # fmt: skip
         done = e.at(done, e.times(n, tile))
 
 
 def _columns(
-    e: Emitter, kind: tuple[int, int], rows: int, width: int, tile: int, groups: Any, n_groups: Any, plane: Any,
+    e: Emitter, shape: Shape, tile: int, groups: Any, n_groups: Any, plane: Any,
     tables: Any, first: Any, weights: Any, weight_stride: Any, unit: Any, shrink: Any, sums: Any, sums_stride: Any,
 ) -> None:  # fmt: skip
+    rows, width, kind = shape
     half = width // 2
     zero = e.constant(I32, width // 4, 0)
     reader = _Tables(e, width, kind)
@@ -151,49 +157,11 @@ def _columns(
             e.store_one(e.builder.fadd(before, e.builder.fmul(found, step)), at)
 
 
-def _scores_of(kind: tuple[int, int]) -> Any:
-    @hot
-    def scores(
-        e: Emitter, rows: int, width: int, codes: Any, stride: Any, n_planes: Any, columns: Any, tables: Any,
-        query: Any, query_stride: Any, steps: Any, bases: Any, bias: Any, bias_stride: Any, out: Any, out_stride: Any,
-    ) -> None:  # fmt: skip
-        """out[row] = steps[row] · ⟨q′, columns⟩ + bases[row] + bias[row], of one group; floats, strides in bytes.
-
-        `columns` is where each plane's columns begin (int64, one more than planes), an even number; `query` int16."""
-        _scores(
-            e, kind, rows, width, codes, stride, n_planes, columns, tables, query, query_stride, steps, bases, bias,
-            bias_stride, out, out_stride,
-        )  # fmt: skip
-
-    return scores
-
-
-def _values_of(kind: tuple[int, int]) -> Any:
-    @hot
-    def values(
-        e: Emitter, rows: int, width: int, groups: Any, n_groups: Any, plane: Any, tables: Any, n_columns: Any,
-        weights: Any, weight_stride: Any, unit: Any, shrink: Any, sums: Any, sums_stride: Any,
-    ) -> None:  # fmt: skip
-        """sums[row][column] = sums · shrink[row] + unit[row] · Σ weight · column, for the columns of one plane.
-
-        `groups` has address and plane stride of each group; `weights` are int16 [row][group]."""
-        _values(
-            e, kind, rows, width, groups, n_groups, plane, tables, n_columns, weights, weight_stride, unit, shrink,
-            sums, sums_stride,
-        )  # fmt: skip
-
-    return values
-
-
-SCORES = {kind: _scores_of(kind) for kind in KINDS}
-VALUES = {kind: _values_of(kind) for kind in KINDS}
-
-
 @hot
-def weights(e: Emitter, rows: int, width: int, scores: Any, n_groups: Any, top: Any, out: Any, total: Any) -> None:
+def weights(e: Emitter, shape: Shape, scores: Any, n_groups: Any, top: Any, out: Any, total: Any) -> None:
     """Of one row: e^(score − top) in steps of 1/32767, int16 to `out`; at `total` their sum as float before rounding,
     then the sum of the steps. `top` is the address of a float that no score exceeds."""
-    lanes = width // 2
+    lanes = shape.width // 2
     most = e.splat(e.load_one(F32, top), lanes)
     zero = e.constant(F32, lanes, 0.0)
     summed = e.variable(zero.type, zero)
@@ -214,7 +182,7 @@ def weights(e: Emitter, rows: int, width: int, scores: Any, n_groups: Any, top: 
 
 
 @hot
-def cap(e: Emitter, rows: int, width: int, scores: Any, n: Any, top: Any) -> None:
+def cap(e: Emitter, shape: Shape, scores: Any, n: Any, top: Any) -> None:
     """s becomes c · tanh(s / c) = c − 2c / (e^(2s/c) + 1) for n scores; c is the float at `top`."""
     lanes = 16
     most = e.splat(e.load_one(F32, top), lanes)
@@ -229,7 +197,7 @@ def cap(e: Emitter, rows: int, width: int, scores: Any, n: Any, top: Any) -> Non
 
 
 @hot
-def largest(e: Emitter, rows: int, width: int, scores: Any, n: Any, out: Any) -> None:
+def largest(e: Emitter, shape: Shape, scores: Any, n: Any, out: Any) -> None:
     """The largest of n floats, a multiple of 16 of them."""
     lanes = 16
     least = e.constant(F32, lanes, -3.0e38)

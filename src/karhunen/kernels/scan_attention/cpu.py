@@ -1,15 +1,15 @@
 """The scan on a CPU: look-ups in registers in place of most of the arithmetic.
 
-    block by block   query turned, taken into coefficients, folded with 16 + 16 entries of each plane (cpu_block.py)
-    group by group   scores: two look-ups of two digits for each plane and row, 16 to 64 tokens at once
-    span by span     softmax; weights in 15 bits; values: two look-ups for each column, one product for each row
+    block by block   query turned, taken into coefficients, rounded to 16 bits (cpu_block.py)
+    group by group   scores: each column looked up for 16 to 64 tokens at once, then one product for each row
+    span by span     softmax; weights in 15 bits; values: each column looked up, then one product for each row
 
-Scores are exact to m / 8191 · ½ in each of a token's look-ups, m the largest folded entry; weights to 2⁻¹⁶ of the
-largest of a span. Work is cut by (batch, KV head, rows, tokens); partials of token ranges are merged at the end.
+q′ is exact to 2⁻¹⁶ of its largest coefficient, weights to 2⁻¹⁶ of the largest of a span; the sums are whole numbers. Work is cut by (batch, KV head, rows, tokens); partials of token ranges are merged at the end.
 """
 
 import threading
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, final
 
 import numpy as np
@@ -20,16 +20,15 @@ from torch import Tensor
 from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial, merge_partials
 from karhunen.kernels.byte_attention.naive import additive, gains
 from karhunen.kernels.scan import isa
-from karhunen.kernels.scan.emit import ROWS, WIDTHS
-from karhunen.kernels.scan.tokens import MOST_PLANES
-from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, PROBLEM, SCRATCH, SPAN, scratch_bytes
-from karhunen.kernels.scan_attention.cpu_tables import ScanFrames, ScanTables
+from karhunen.kernels.scan.emit import KINDS, Shape
+from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, OF_CODEC, PROBLEM, SCRATCH, SPAN, scratch_bytes
+from karhunen.kernels.scan_attention.cpu_tables import PAD, ScanFrames, ScanTables
 from karhunen.kernels.scan_attention.frames import Frames
 from karhunen.kernels.threads import run_together
 
-TOLERANCE = {"rtol": 2e-3, "atol": 2e-3}
-"""Against naive in float64, for scores and means of order 1 to 10: a score is a sum of some 60 entries, each rounded to
-1/16382 of the largest, which gives errors of a few 1e-4 of that; a weight carries the score's as a relative one."""
+TOLERANCE = 1e-3
+"""Against naive in float64, relative to the largest number compared: a score's error is some 2⁻¹⁶ · √d of its largest
+term, a weight carries it as a relative one, and weights below 2⁻¹⁶ of a span's largest count as nothing."""
 
 ALIGNMENT = 64
 
@@ -62,36 +61,62 @@ def scan_attention(
     n_threads = n_threads or torch.get_num_threads()
     n_chunks = -(-r // MOST_ROWS)
     n_splits = token_splits(b * h * n_chunks, n_tokens, n_threads)
-    problem = bound.problem.copy()
-    p = problem[0]
-    kept = _tokens_into(p, keys, values)  # what addresses point to lives until the call is over
     rows = query.detach().float()
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    p["batch"], p["heads"], p["rows"], p["row_chunks"], p["splits"] = b, h, r, n_chunks, n_splits
-    p["tokens"], p["joined"] = n_tokens, keys.tables.n_heads != h
-    p["first_position"], p["scale"], p["softcap"] = first_position, scale, softcap or 0.0
-    p["query"] = rows.data_ptr()
-    p["query_batch"], p["query_head"], p["query_row"] = 4 * rows.stride(0), 4 * rows.stride(1), 4 * rows.stride(2)
+    steps = rows.stride()
+    angles, terms, named = (0, 0), None, ()
     if block is not None:
-        angles = angles_of(frames, (first_position + n_tokens) // block + 1)
-        kept.append(angles)
-        p["angles"], p["angles_row"] = angles.ctypes.data, angles.strides[0]
+        angles = angles_of(frames, first_position // block, (first_position + n_tokens) // block + 1)
     if mask is not None:
         terms = additive(mask, torch.float32).contiguous()
-        kept.append(terms)
-        p["mask"], p["mask_batch"] = terms.data_ptr(), 4 * terms.stride(0)
     if hidden is not None and len(hidden[0]):
-        named = [x.long().contiguous() for x in hidden]
-        kept += named
-        p["hidden_rows"], p["hidden_tokens"] = named[0].data_ptr(), named[1].data_ptr()
-        p["n_hidden"], p["hidden_sorted"] = len(named[0]), b == 1
+        named = tuple(x.long().contiguous() for x in hidden)
     mean = torch.empty(n_splits, b, h, r, values.tables.n_coefficients)
     log_sum = torch.empty(n_splits, b, h, r)
-    p["mean"], p["log_sum"] = mean.data_ptr(), log_sum.data_ptr()
+    sides = [_side(tokens) for tokens in (keys, values)]
+    problem = np.array(
+        [
+            _bits(scale), _bits(softcap or 0.0),
+            b, h, r, n_chunks, n_splits, n_tokens, keys.tables.n_heads != h, first_position,
+            rows.data_ptr(), 4 * steps[0], 4 * steps[1], 4 * steps[2],
+            *angles,
+            *sides[0].numbers, *sides[1].numbers,
+            *((terms.data_ptr(), 4 * terms.stride(0)) if terms is not None else (0, 0)),
+            *((named[0].data_ptr(), named[1].data_ptr(), len(named[0]), b == 1) if named else (0, 0, 0, 0)),
+            mean.data_ptr(), log_sum.data_ptr(), *bound.numbers,
+        ],
+        np.int64,
+    ).view(PROBLEM)  # fmt: skip
     read(problem, bound, r, min(n_threads, b * h * n_chunks * n_splits))
+    del rows, terms, named, sides  # alive up to here: their addresses were read
     if n_splits == 1:
         return Partial(mean[0], log_sum[0])
     return merge_partials([Partial(mean[i], log_sum[i]) for i in range(n_splits)])
+
+
+def _bits(x: float) -> int:
+    return int(np.float64(x).view(np.int64))
+
+
+@final
+@dataclass(frozen=True)
+class _Side:
+    """Address and strides of one side's bytes and gains, and the gains."""
+
+    numbers: tuple[int, ...]
+    gain: Tensor | None
+
+
+def _side(tokens: CodedTokens) -> _Side:
+    steps = tokens.codes.stride()
+    if steps[2] != 1 and tokens.n_tokens > 1:
+        raise ValueError(f"codes have stride {steps[2]} along the token axis; neighbours are wanted")
+    gain = gains(tokens, torch.float32)
+    if gain is None:
+        return _Side((tokens.codes.data_ptr(), steps[0], steps[1], 0, 0, 0), None)
+    gain = gain.contiguous()
+    own = (gain.data_ptr(), 4 * gain.stride(0), 4 * gain.stride(1))
+    return _Side((tokens.codes.data_ptr(), steps[0], steps[1], *own), gain)
 
 
 def read(problem: np.ndarray, bound: "Bound", n_rows: int, n_workers: int) -> None:
@@ -99,31 +124,29 @@ def read(problem: np.ndarray, bound: "Bound", n_rows: int, n_workers: int) -> No
     from karhunen.kernels.scan_attention.cpu_loop import attend
 
     n_workers = max(1, n_workers)
-    vector = WIDTHS[bound.width]
     scratch = scratch_of(bound, min(n_rows, MOST_ROWS), n_workers)
     for count in {min(n_rows, MOST_ROWS), n_rows % MOST_ROWS or MOST_ROWS}:
-        rows = ROWS[count]
+        token = Shape(count, bound.width, bound.kind).token
         if n_workers == 1:
-            attend(rows, vector, problem, scratch, 0, 1)
+            attend(token, problem, scratch, 0, 1)
         else:
-            run_together(
-                n_workers, lambda i, rows=rows: attend(rows, vector, problem, scratch, i, n_workers)
-            )  # fmt: skip
+            run_together(n_workers, lambda i, token=token: attend(token, problem, scratch, i, n_workers))
 
 
 @final
 @dataclass(frozen=True)
 class Bound:
-    """What of a problem depends on the codec alone, made once, and what its addresses point to."""
+    """What of a problem depends on the codec alone (`OF_CODEC`), made once, and what its addresses point to."""
 
-    problem: np.ndarray
+    numbers: tuple[int, ...]
+    kind: tuple[int, int]
     width: int
     sizes: dict[str, int]
     kept: tuple[Any, ...]
 
     @classmethod
     def of(cls, frames: Frames, keys: CodedTokens, values: CodedTokens, width: int) -> "Bound":
-        """ValueError where a head has more bytes than can be scanned at once."""
+        """Made at first use for these frames and tables."""
         name = f"bound {width}"
         found = frames.prepared.get(name)
         if found is None or found[1] is not keys.tables or found[2] is not values.tables:
@@ -134,48 +157,31 @@ class Bound:
     @classmethod
     def _made(cls, frames: Frames, keys: CodedTokens, values: CodedTokens, width: int) -> "Bound":
         key, value = ScanTables.of(keys.tables), ScanTables.of(values.tables)
-        most = max(key.most_planes, value.most_planes)
-        if most > MOST_PLANES:
-            raise ValueError(f"{most} bytes of a head; at most {MOST_PLANES} are scanned")
+        if key.kind != value.kind or key.kind not in KINDS:
+            raise ValueError(f"tables of kinds {key.kind} and {value.kind}; one of {KINDS} on both sides is scanned")
         laid_out = ScanFrames.of(frames, keys.tables, width)
-        coefficient = values.tables.coefficient.long().contiguous().numpy()
-        problem = np.zeros(1, PROBLEM)
-        p = problem[0]
-        p["block"], p["has_mean"] = frames.block_tokens or 0, laid_out.has_mean
-        p["n_order"], p["n_pairs"] = len(laid_out.order), laid_out.n_pairs
-        p["matrix_width"], p["key_width"] = laid_out.matrix.shape[-1], key.width
-        p["basis_width"], p["value_width"] = laid_out.basis.shape[-1], value.width
-        p["matrix_head"] = laid_out.matrix.strides[0]
-        p["n_coefficients"] = values.tables.n_coefficients
+        there = np.maximum(value.source, 0)
+        coefficient = values.tables.coefficient.long().numpy()[there] if len(there) else there
+        counts = {
+            "block": frames.block_tokens or 0, "has_mean": laid_out.has_mean, "n_order": len(laid_out.order),
+            "n_pairs": laid_out.n_pairs, "matrix_width": laid_out.matrix.shape[-1],
+            "basis_width": laid_out.basis.shape[-1], "key_width": key.width, "value_width": value.width,
+            "n_coefficients": values.tables.n_coefficients, "matrix_head": laid_out.matrix.strides[0],
+            "key_columns_head": key.column_start.strides[0], "value_columns_head": value.column_start.strides[0],
+            "key_least_head": laid_out.least.strides[0],
+        }  # fmt: skip
         arrays = {
             "order": laid_out.order, "matrix": laid_out.matrix, "turned_mean": laid_out.turned_mean,
             "basis": laid_out.basis, "key_plane_start": key.plane_start, "key_columns": key.column_start,
-            "key_first_column": key.first_column, "key_rows": key.rows, "value_plane_start": value.plane_start,
+            "key_first_column": key.first_column, "key_bytes": key.bytes, "key_least": laid_out.least, "value_plane_start": value.plane_start,
             "value_columns": value.column_start, "value_first_column": value.first_column, "value_bytes": value.bytes,
-            "value_scale": value.scale, "value_offset": value.offset, "value_coefficient": coefficient,
+            "value_scale": value.scale, "value_offset": value.least, "value_coefficient": coefficient,
         }  # fmt: skip
-        for name, array in arrays.items():
-            p[name] = array.ctypes.data
-        p["key_columns_head"], p["value_columns_head"] = key.column_start.strides[0], value.column_start.strides[0]
-        sizes = {name: int(p[name]) for name in ("n_order", "matrix_width", "basis_width", "value_width")}
+        known = counts | {name: array.ctypes.data for name, array in arrays.items()}
+        sizes = {name: counts[name] for name in ("n_order", "matrix_width", "basis_width", "key_width", "value_width")}
         sizes |= {"key_planes": key.most_planes, "value_planes": value.most_planes}
-        return cls(problem, width, sizes, tuple(arrays.values()))
-
-
-def _tokens_into(p: Any, keys: CodedTokens, values: CodedTokens) -> list[Any]:
-    kept: list[Any] = []
-    for name, tokens in (("key", keys), ("value", values)):
-        codes = tokens.codes
-        if codes.shape[-1] > 1 and codes.stride(-1) != 1:
-            raise ValueError(f"codes have stride {codes.stride(-1)} along the token axis; neighbours are wanted")
-        p[f"{name}_codes"], p[f"{name}_batch"], p[f"{name}_plane"] = codes.data_ptr(), codes.stride(0), codes.stride(1)
-        level = gains(tokens, torch.float32)
-        if level is not None:
-            level = level.contiguous()
-            kept.append(level)
-            p[f"{name}_gain"] = level.data_ptr()
-            p[f"{name}_gain_batch"], p[f"{name}_gain_head"] = 4 * level.stride(0), 4 * level.stride(1)
-    return kept
+        numbers = tuple(int(known[name]) for name in OF_CODEC)
+        return cls(numbers, key.kind, width, sizes, tuple(arrays.values()))
 
 
 def scratch_of(bound: Bound, n_rows: int, n_workers: int) -> np.ndarray:
@@ -196,6 +202,7 @@ def scratch_of(bound: Bound, n_rows: int, n_workers: int) -> np.ndarray:
     return kept[key][0]
 
 
+@cache
 def fitting_width(block_tokens: int | None) -> int:
     """The widest vector whose groups fill a block."""
     widths = isa.widths()
@@ -215,20 +222,25 @@ def token_splits(n_items: int, n_tokens: int, n_threads: int) -> int:
     return next((splits for splits in candidates if idle(splits) <= 1.1), candidates[-1])
 
 
-def angles_of(frames: Frames, n_blocks: int) -> np.ndarray:
-    """Cosines and sines of the first positions of blocks, [block][cosines | sines], padded; as many as asked, or more."""
+def angles_of(frames: Frames, first: int, last: int) -> tuple[int, int]:
+    """Address and row bytes of cosines and sines of the first positions of blocks, [block][cosines | sines], padded, so
+    that any block `first` … `last` may be read; rows padded on the left begin below 0. Kept for good, shared by layers
+    that turn alike."""
     key = (frames.frequencies, frames.block_tokens)
-    found = _angles.get(key)
-    if found is None or len(found) < n_blocks:
-        n = max(n_blocks, 2 * len(found) if found is not None else 64)
-        n_pairs = -(-len(frames.frequencies) // 8) * 8
-        angle = np.arange(n)[:, None] * float(frames.block_tokens or 0) * np.array(frames.frequencies)
-        found = np.zeros((n, 2 * n_pairs), np.float32)
-        found[:, : angle.shape[1]] = np.cos(angle)
-        found[:, n_pairs : n_pairs + angle.shape[1]] = np.sin(angle)
-        _angles[key] = found
-    return found
+    found, low = _angles.get(key, (np.zeros((0, 0), np.float32), 0))
+    if not len(found) or first < low or last >= low + len(found):
+        low, high = min(low, first), max(2 * last, 64)
+        n_pairs = -(-len(frames.frequencies) // PAD) * PAD
+        angle = np.arange(low, high + 1)[:, None] * float(frames.block_tokens or 0) * np.array(frames.frequencies)
+        made = np.zeros((len(angle), 2 * n_pairs), np.float32)
+        made[:, : angle.shape[1]] = np.cos(angle)
+        made[:, n_pairs : n_pairs + angle.shape[1]] = np.sin(angle)
+        _replaced.append(found)  # another thread may be reading it
+        _angles[key] = found, low = made, low
+    row = found.strides[0]
+    return found.ctypes.data - low * row, row
 
 
 _kept = threading.local()
-_angles: dict[tuple[tuple[float, ...], int | None], np.ndarray] = {}
+_angles: dict[tuple[tuple[float, ...], int | None], tuple[np.ndarray, int]] = {}
+_replaced: list[np.ndarray] = []

@@ -1,10 +1,10 @@
-"""One block of the CPU scan: the query in its frame, folded with the tables, and the scores of its groups."""
+"""One block of the CPU scan: the query in its frame, and the scores of its groups."""
 
 import numpy as np
 from numba import njit
 
 from karhunen.kernels.scan.emit import byte_at, float_at, int_at, set_byte, set_float
-from karhunen.kernels.scan.query import LEVELS, ROW_BYTES, digits, fold, product, turn
+from karhunen.kernels.scan.query import product, turn, whole_numbers
 from karhunen.kernels.scan.tokens import scores
 
 
@@ -20,49 +20,54 @@ def load_query(n_rows, p, at, batch, head, first_row):
 
 
 @njit(nogil=True)
-def prepare_block(rows, vector, p, at, head, group, block, n_planes):
-    """Digits, steps and bases of the scores, and the mean's term by offset."""
-    n_rows, pitch, line = len(rows), 4 * p.n_order, 4 * p.matrix_width
+def prepare_block(token, p, at, head, group, block):
+    """q′ in whole numbers, steps and bases of the scores, and the mean's term by offset."""
+    n_rows, pitch, line = len(token[0]), 4 * p.n_order, 4 * p.matrix_width
     query = at.query
     if p.block:
         query = at.turned
-        turn(rows, vector, at.query, pitch, p.angles + block * p.angles_row, p.n_pairs, query)
+        turn(token, at.query, pitch, p.angles + block * p.angles_row, p.n_pairs, query)
         for row in range(n_rows):
             for i in range(2 * p.n_pairs, p.n_order):
                 set_float(query + row * pitch + 4 * i, float_at(at.query + row * pitch + 4 * i))
-    product(rows, vector, query, pitch, p.n_order, p.matrix + head * p.matrix_head, p.matrix_width, at.frames, line)
-    columns = p.key_columns + group * p.key_columns_head
-    tables = p.key_rows + ROW_BYTES * int_at(p.key_first_column + 8 * group)
-    fold(rows, vector, at.frames, line, tables, columns, n_planes, at.folded, at.top)
+    product(token, query, pitch, p.n_order, p.matrix + head * p.matrix_head, p.matrix_width, at.frames, line)
+    least = p.key_least + group * p.key_least_head
+    whole_numbers(token, at.frames, line, p.key_width, least, at.whole, at.steps, at.bases)
     scale = np.float32(p.scale)
     for row in range(n_rows):
-        most = float_at(at.top + 4 * row)
         common = float_at(at.frames + row * line + 4 * p.key_width) * scale
-        set_float(at.factors + 4 * row, np.float32(LEVELS) / most if most > 0 else np.float32(0))
-        set_float(at.steps + 4 * row, most / np.float32(LEVELS) * scale)
-        set_float(at.bases + 4 * row, common - np.float32(2 * n_planes) * most * scale)
+        set_float(at.steps + 4 * row, float_at(at.steps + 4 * row) * scale)
+        set_float(at.bases + 4 * row, float_at(at.bases + 4 * row) * scale + common)
         set_float(at.commons + 4 * row, common)
-    digits(rows, vector, at.folded, n_planes, at.factors, at.digits)
     if p.has_mean:
-        turn(rows, vector, query, pitch, p.turned_mean + head * 8 * p.n_pairs, p.n_pairs, at.by_mean)
+        turn(token, query, pitch, p.turned_mean + head * 8 * p.n_pairs, p.n_pairs, at.by_mean)
         for row in range(n_rows):
             for i in range(2 * p.n_pairs):
                 place = at.by_mean + row * pitch + 4 * i
                 set_float(place, float_at(place) * scale)
         wide = p.basis_width
-        product(rows, vector, at.by_mean, pitch, 2 * p.n_pairs, p.basis, wide, at.bias, 4 * wide)
+        product(token, at.by_mean, pitch, 2 * p.n_pairs, p.basis, wide, at.bias, 4 * wide)
 
 
 @njit(nogil=True)
 def place_of(i, width):
-    """Where token i of a group stands: evens first."""
-    return i // 2 + (i % 2) * (width // 2)
+    """Where token i of a group stands among its scores: `tokens.place`, compiled."""
+    half, j = width // 2, i // 2
+    return i % 2 * half + j % 8 // 4 * (half // 2) + j // 8 * 4 + j % 4
 
 
 @njit(nogil=True)
-def score_group(rows, vector, p, at, codes, stride, n_planes, offset, n, gains, out, pitch):
+def key_bytes(token):
+    """Of a column's tables."""
+    return 32 if len(token[2]) == 1 else 128 if len(token[2]) == 2 else 256
+
+
+@njit(nogil=True)
+def score_group(token, p, at, group, codes, stride, n_planes, offset, n, gains, out, pitch):
     """Scores of the `n` tokens of a group that stands `offset` tokens into its block."""
-    n_rows, width = len(rows), 16 * len(vector)
+    n_rows, width = len(token[0]), 16 * len(token[1])
+    columns = p.key_columns + group * p.key_columns_head
+    tables = p.key_bytes + key_bytes(token) * int_at(p.key_first_column + 8 * group)
     bias, bias_pitch = at.bias, 0
     if p.has_mean:
         bias, bias_pitch = at.bias + 4 * offset, 4 * p.basis_width
@@ -74,11 +79,15 @@ def score_group(rows, vector, p, at, codes, stride, n_planes, offset, n, gains, 
         codes, stride = at.key_codes, width
     if gains == 0:
         scores(
-            rows, vector, codes, stride, n_planes, at.digits, at.steps, at.bases, bias, bias_pitch, out, pitch
+            token, codes, stride, n_planes, columns, tables, at.whole, 2 * p.key_width, at.steps, at.bases, bias,
+            bias_pitch, out, pitch,
         )  # fmt: skip
         return
     set_zero(at.gained, width)
-    scores(rows, vector, codes, stride, n_planes, at.digits, at.steps, at.bases, at.gained, 0, out, pitch)
+    scores(
+        token, codes, stride, n_planes, columns, tables, at.whole, 2 * p.key_width, at.steps, at.bases, at.gained, 0,
+        out, pitch,
+    )  # fmt: skip
     for row in range(n_rows):
         common = float_at(at.commons + 4 * row)
         for i in range(n):

@@ -7,6 +7,7 @@ from karhunen.kernels.scan.emit import float_at, int_at, set_float, set_int
 from karhunen.kernels.scan.tokens import GROUP_ENTRY, cap, largest, values, weights
 from karhunen.kernels.scan_attention.cpu_block import (
     copy_codes,
+    key_bytes,
     load_query,
     place_of,
     prepare_block,
@@ -21,9 +22,9 @@ LEAST = np.float32(-1e30)
 
 
 @njit(nogil=True)
-def _gather(rows, vector, p, at, batch, head, group, key_first, n_planes, value_first, token, end, block):
+def _gather(shape, p, at, batch, head, group, key_first, n_planes, value_first, token, end, block):
     """Scores of the groups of one span from `token` on; (groups, next token, block prepared last)."""
-    width = 16 * len(vector)
+    width = 16 * len(shape[1])
     pitch = 4 * (SPAN + width)
     n_value_planes = int_at(p.value_plane_start + 8 * group + 8) - value_first
     keys = p.key_codes + batch * p.key_batch + key_first * p.key_plane
@@ -33,7 +34,7 @@ def _gather(rows, vector, p, at, batch, head, group, key_first, n_planes, value_
         position = p.first_position + token
         here = position // p.block if p.block else 0
         if here != block:
-            prepare_block(rows, vector, p, at, head, group, here, n_planes)
+            prepare_block(shape, p, at, head, group, here)
             block = here
         offset = position - here * p.block if p.block else 0
         n = min(width, end - token)
@@ -41,7 +42,7 @@ def _gather(rows, vector, p, at, batch, head, group, key_first, n_planes, value_
             n = min(n, p.block - offset)
         gains = p.key_gain + batch * p.key_gain_batch + group * p.key_gain_head + 4 * token if p.key_gain else 0
         out = at.scores + 4 * n_groups * width
-        score_group(rows, vector, p, at, keys + token, p.key_plane, n_planes, offset, n, gains, out, pitch)
+        score_group(shape, p, at, group, keys + token, p.key_plane, n_planes, offset, n, gains, out, pitch)
         codes, stride = held + token, p.value_plane
         if n < width:
             codes, stride = at.value_codes + n_short * width * n_value_planes, width
@@ -100,15 +101,15 @@ def _add_log_gains(width, p, at, line, batch, group, n_groups):
 
 
 @njit(nogil=True)
-def _weigh(rows, vector, p, at, batch, group, n_groups):
+def _weigh(shape, p, at, batch, group, n_groups):
     """Scores of a span become int16 weights relative to its largest; references, totals and masses move on.
 
     `total` sums the softmax's weights, `mass` what values are multiplied with: the rounded weights, gains in them."""
-    width = 16 * len(vector)
+    width = 16 * len(shape[1])
     n, pitch = n_groups * width, 4 * (SPAN + width)
-    for row in range(len(rows)):
+    for row in range(len(shape[0])):
         line, out = at.scores + row * pitch, at.weights + row * (pitch // 2)
-        largest(rows, vector, line, n, at.top)
+        largest(shape, line, n, at.top)
         most = float_at(at.top)
         before = float_at(at.reference + 4 * row)
         after = max(before, most)
@@ -116,17 +117,17 @@ def _weigh(rows, vector, p, at, batch, group, n_groups):
             set_float(at.top, np.float32(0))
             most, after = np.float32(0), before
         shrink = np.exp(before - after) if before > LEAST else np.float32(0)
-        weights(rows, vector, line, n, at.top, out, at.summed)
+        weights(shape, line, n_groups, at.top, out, at.summed)
         grown = np.exp(most - after) if after > LEAST else np.float32(0)
         total = float_at(at.summed) * grown
         if p.value_gain:
             _add_log_gains(width, p, at, line, batch, group, n_groups)
-            largest(rows, vector, line, n, at.top)
+            largest(shape, line, n, at.top)
             most = float_at(at.top)
             if most <= LEAST:
                 most = np.float32(0)
                 set_float(at.top, most)
-            weights(rows, vector, line, n, at.top, out, at.summed)
+            weights(shape, line, n_groups, at.top, out, at.summed)
             grown = np.exp(most - after) if after > LEAST else np.float32(0)
         unit = grown / np.float32(32767)
         mass = float_at(at.summed + 4) * unit
@@ -138,16 +139,16 @@ def _weigh(rows, vector, p, at, batch, group, n_groups):
 
 
 @njit(nogil=True)
-def _read_item(rows, vector, p, at, batch, head, first_row, split):
+def _read_item(shape, p, at, batch, head, first_row, split):
     """Sums of one item: (batch, head, rows, range of tokens)."""
-    n_rows, width = len(rows), 16 * len(vector)
+    n_rows, width = len(shape[0]), 16 * len(shape[1])
     group = 0 if p.joined else head
     key_first = int_at(p.key_plane_start + 8 * group)
     n_planes = int_at(p.key_plane_start + 8 * group + 8) - key_first
     value_first = int_at(p.value_plane_start + 8 * group)
     n_value_planes = int_at(p.value_plane_start + 8 * group + 8) - value_first
     columns = p.value_columns + group * p.value_columns_head
-    tables = p.value_bytes + 32 * int_at(p.value_first_column + 8 * group)
+    tables = p.value_bytes + key_bytes(shape) * int_at(p.value_first_column + 8 * group)
     unit = SPAN if p.block == 0 else -(-SPAN // p.block) * p.block
     late = p.first_position % p.block if p.block else 0
     share = -(-(p.tokens + late) // (p.splits * unit)) * unit
@@ -167,18 +168,18 @@ def _read_item(rows, vector, p, at, batch, head, first_row, split):
     pitch, block, cursor = 4 * (SPAN + width), -1, 0
     while token < end:
         n_groups, token, block = _gather(
-            rows, vector, p, at, batch, head, group, key_first, n_planes, value_first, token, end, block
+            shape, p, at, batch, head, group, key_first, n_planes, value_first, token, end, block
         )
         if p.softcap > 0:
             for row in range(n_rows):
-                cap(rows, vector, at.scores + row * pitch, n_groups * width, at.commons + 32)
+                cap(shape, at.scores + row * pitch, n_groups * width, at.commons + 32)
         cursor = _hide(n_rows, width, p, at, batch, n_groups, cursor)
-        _weigh(rows, vector, p, at, batch, group, n_groups)
+        _weigh(shape, p, at, batch, group, n_groups)
         for plane in range(n_value_planes):
             first = int_at(columns + 8 * plane)
             n_columns = int_at(columns + 8 * plane + 8) - first
             values(
-                rows, vector, at.groups, n_groups, plane, tables + 32 * first, n_columns, at.weights, pitch // 2,
+                shape, at.groups, n_groups, plane, tables + key_bytes(shape) * first, n_columns, at.weights, pitch // 2,
                 at.unit, at.shrink, at.sums + 4 * first, 4 * p.value_width,
             )  # fmt: skip
 
@@ -214,11 +215,11 @@ def _compiled(made_of: str):
     """Kept on disk for these sources (karhunen.kernels.sources)."""
 
     @njit(cache=True, nogil=True)
-    def attend(rows, vector, problem, scratch, worker, n_workers):
+    def attend(shape, problem, scratch, worker, n_workers):
         """Items worker, worker + n_workers, … of (batch, head, chunk of rows, token range) that have so many rows."""
         if not made_of:
             return
-        p, at, n_rows = problem[0], scratch[worker], len(rows)
+        p, at, n_rows = problem[0], scratch[worker], len(shape[0])
         for item in range(worker, p.batch * p.heads * p.row_chunks * p.splits, n_workers):
             split = item % p.splits
             chunk = item // p.splits % p.row_chunks
@@ -226,7 +227,7 @@ def _compiled(made_of: str):
             batch = item // (p.splits * p.row_chunks * p.heads)
             first_row = chunk * MOST_ROWS
             if min(MOST_ROWS, p.rows - first_row) == n_rows:
-                _read_item(rows, vector, p, at, batch, head, first_row, split)
+                _read_item(shape, p, at, batch, head, first_row, split)
                 _write_item(n_rows, p, at, batch, head, first_row, split)
 
     return attend

@@ -6,7 +6,6 @@ takes to read.
 
 import numpy as np
 
-from karhunen.kernels.scan.query import DIGIT_BYTES, ROW_BYTES
 from karhunen.kernels.scan.tokens import GROUP_ENTRY
 
 SPAN = 512
@@ -15,29 +14,27 @@ SPAN = 512
 MOST_ROWS = 4
 """Query rows that are read together: their accumulators fill the registers."""
 
-COUNTS = (
-    "batch", "heads", "rows", "row_chunks", "splits", "tokens", "joined", "first_position", "block", "has_mean",
-    "n_order", "n_pairs", "matrix_width", "basis_width", "key_width", "n_value_columns", "value_width",
-    "n_coefficients", "n_hidden", "hidden_sorted",
+OF_CALL = (
+    "batch", "heads", "rows", "row_chunks", "splits", "tokens", "joined", "first_position",
+    "query", "query_batch", "query_head", "query_row", "angles", "angles_row",
+    "key_codes", "key_batch", "key_plane", "key_gain", "key_gain_batch", "key_gain_head",
+    "value_codes", "value_batch", "value_plane", "value_gain", "value_gain_batch", "value_gain_head",
+    "mask", "mask_batch", "hidden_rows", "hidden_tokens", "n_hidden", "hidden_sorted", "mean", "log_sum",
 )  # fmt: skip
-ADDRESSES = (
-    "query", "order", "angles", "matrix", "turned_mean", "basis", "key_codes", "key_plane_start", "key_columns",
-    "key_first_column", "key_rows", "key_gain", "value_codes", "value_plane_start", "value_columns",
-    "value_first_column", "value_bytes", "value_scale", "value_offset", "value_coefficient", "value_gain", "mask",
-    "hidden_rows", "hidden_tokens", "mean", "log_sum",
-)  # fmt: skip
-STRIDES = (
-    "query_row", "query_head", "query_batch", "angles_row", "matrix_head", "key_batch", "key_plane", "key_columns_head",
-    "key_gain_batch", "key_gain_head", "value_batch", "value_plane", "value_columns_head", "value_gain_batch",
-    "value_gain_head", "mask_batch",
+OF_CODEC = (
+    "block", "has_mean", "n_order", "n_pairs", "matrix_width", "basis_width", "key_width", "value_width",
+    "n_coefficients", "order", "matrix", "matrix_head", "turned_mean", "basis",
+    "key_plane_start", "key_columns", "key_columns_head", "key_first_column", "key_bytes", "key_least",
+    "key_least_head", "value_plane_start", "value_columns", "value_columns_head", "value_first_column", "value_bytes",
+    "value_scale", "value_offset", "value_coefficient",
 )  # fmt: skip
 PROBLEM = np.dtype(
-    [(name, np.int64) for name in (*COUNTS, *ADDRESSES, *STRIDES)] + [("scale", np.float64), ("softcap", np.float64)]
+    [("scale", np.float64), ("softcap", np.float64), *((name, np.int64) for name in (*OF_CALL, *OF_CODEC))]
 )
-"""An address of 0 is a term that is not there; strides are in bytes."""
+"""What a call is told. Addresses, where 0 is a term that is not there; strides in bytes; counts."""
 
 PLACES = (
-    "query", "turned", "frames", "by_mean", "bias", "shifted", "folded", "digits", "factors", "steps", "bases",
+    "query", "turned", "frames", "by_mean", "bias", "shifted", "whole", "steps", "bases",
     "commons", "scores", "gained", "weights", "groups", "spans", "key_codes", "value_codes", "sums", "top", "summed",
     "unit", "shrink", "reference", "total", "mass",
 )  # fmt: skip
@@ -55,9 +52,8 @@ def scratch_bytes(n_rows: int, width: int, sizes: dict[str, int]) -> dict[str, i
         "by_mean": row * sizes["n_order"],
         "bias": row * max(sizes["basis_width"], width),
         "shifted": row * width,
-        "folded": n_rows * sizes["key_planes"] * ROW_BYTES,
-        "digits": n_rows * sizes["key_planes"] * DIGIT_BYTES,
-        **dict.fromkeys(("factors", "steps", "bases", "commons", "top", "unit", "shrink", "reference"), 64),
+        "whole": row * sizes["key_width"],
+        **dict.fromkeys(("steps", "bases", "commons", "top", "unit", "shrink", "reference"), 64),
         "summed": 64,
         "total": 64,
         "mass": 64,

@@ -10,9 +10,9 @@ from typing import final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from karhunen.kernels.byte_tables import ByteTables
+from karhunen.kernels.scan.tokens import place
 from karhunen.kernels.scan_attention.frames import Frames
 
 COLUMNS = 16  # a row of products is a multiple of this many floats
@@ -22,16 +22,17 @@ PAD = 8
 @final
 @dataclass(frozen=True)
 class ScanTables:
-    """One side's tables. Head i owns planes `plane_start[i]:plane_start[i + 1]`; plane j's columns begin at
-    `column_start[j]`, counted from its head's first."""
+    """One side's tables, unsigned. Head i owns planes `plane_start[i]:plane_start[i + 1]`; plane j's columns begin at
+    `column_start[head, j]`, an even number counted from its head's first: a column of zeros fills an odd plane."""
 
+    kind: tuple[int, int]
     plane_start: np.ndarray
-    column_start: np.ndarray  # int64 [head][planes of the widest + 1], 0 where a head has fewer
-    first_column: np.ndarray  # of each head, in `rows`
-    rows: np.ndarray  # float32 [column][32]: low, high
-    bytes: np.ndarray  # uint8 [column][32]: the same from 0 on
+    column_start: np.ndarray  # int64 [head][planes of the widest + 1]
+    first_column: np.ndarray  # of each head among all columns
+    source: np.ndarray  # int64 [column]: the column of the tables it is, -1: none
+    bytes: np.ndarray  # uint8 [column][2^a + 2^b]
     scale: np.ndarray  # float32 [column]
-    offset: np.ndarray  # float32 [column]: of a sum of `bytes` to the entry, in steps
+    least: np.ndarray  # float32 [column]: what the bytes of an entry lack, in steps
     most_planes: int
     width: int  # columns of the widest head, padded
 
@@ -44,27 +45,40 @@ class ScanTables:
 
     @classmethod
     def _laid_out(cls, tables: ByteTables) -> "ScanTables":
-        nibbles = tables.nibbles
-        assert nibbles is not None, "only additive tables are scanned"
-        low, high = (part.cpu().T.contiguous().int().numpy() for part in (nibbles.low, nibbles.high))  # [column 16]
-        both = np.concatenate([low, high], axis=1)
-        least = np.concatenate([low.min(1, keepdims=True), high.min(1, keepdims=True)], axis=1) if len(low) else both
-        shifted = np.concatenate([low - least[:, :1], high - least[:, 1:2]], axis=1)
-        starts = np.array(tables.plane_start, np.int64)
-        columns = np.array(tables.column_start, np.int64)
-        most = int(np.diff(starts).max(initial=0))
+        lookups = tables.lookups
+        assert lookups is not None, "only tables of look-ups are scanned"
+        most = max((b - a for a, b in pairwise(tables.plane_start)), default=0)
         by_head = np.zeros((tables.n_heads, most + 1), np.int64)
+        source: list[int] = []
+        firsts: list[int] = []
         for head, (first, last) in enumerate(pairwise(tables.plane_start)):
-            by_head[head, : last - first + 1] = columns[first : last + 1] - columns[first]
-        widest = int(max((columns[b] - columns[a] for a, b in pairwise(tables.plane_start)), default=0))
+            firsts.append(len(source))
+            for j in range(first, last):
+                columns = list(range(tables.column_start[j], tables.column_start[j + 1]))
+                source += columns + [-1] * (len(columns) % 2)
+                by_head[head, j - first + 1] = len(source) - firsts[-1]
+            by_head[head, last - first + 1 :] = len(source) - firsts[-1]
+        index = np.array(source, np.int64)
+        there = index >= 0
+        bytes_of, least = [], np.zeros(len(index), np.float32)
+        for part in (lookups.low, lookups.high):
+            rows = np.zeros((len(index), len(part)), np.int64)
+            rows[there] = part.cpu().T.numpy()[index[there]]
+            if len(part):
+                bytes_of.append(rows - rows.min(1, keepdims=True))
+                least += rows.min(1)
+        scale = np.zeros(len(index), np.float32)
+        scale[there] = lookups.scale.float().cpu().numpy()[index[there]]
+        widest = max(by_head[:, -1].tolist(), default=0)
         return cls(
-            starts, by_head, columns[starts[:-1]], both.astype(np.float32), shifted.astype(np.uint8),
-            nibbles.scale.float().cpu().numpy().copy(), least.sum(1).astype(np.float32), most, padded(widest, COLUMNS),
+            lookups.index_bits, np.array(tables.plane_start, np.int64), by_head, np.array(firsts, np.int64), index,
+            np.concatenate(bytes_of, axis=1).astype(np.uint8), scale, least, most, padded(widest, COLUMNS),
         )  # fmt: skip
 
-    def widths(self) -> np.ndarray:
-        """Columns of each head."""
-        return np.append(self.first_column[1:], len(self.rows)) - self.first_column
+    def columns_of(self, head: int) -> slice:
+        """The columns of one head."""
+        first = int(self.first_column[head])
+        return slice(first, first + int(self.column_start[head, -1]))
 
 
 @final
@@ -77,6 +91,7 @@ class ScanFrames:
     matrix: np.ndarray  # float32 [head][place][column]: coefficients, then one column for what a block has in common
     turned_mean: np.ndarray  # float32 [head][2 · n_pairs]: the mean as `turn` takes it
     basis: np.ndarray  # float32 [2 · n_pairs][block_tokens, padded]: what cosines and sines say of each offset
+    least: np.ndarray  # float32 [head][column]: of the key tables, zeros behind each head's
     has_mean: bool
     has_common: bool
 
@@ -104,26 +119,33 @@ class ScanFrames:
         common[:, rest] += frames.mean.float()[:, rest]  # what does not turn adds the same to every token
         for head in range(heads):
             group = head if tables.n_heads == heads else 0
-            columns = slice(tables.column_start[tables.plane_start[group]], tables.column_start[tables.plane_start[group + 1]])
-            index = tables.coefficient[columns].long()
-            scaled = frames.matrix[head].float()[:, index] * torch.from_numpy(scan.scale[columns])
-            matrix[head, there, : len(index)] = scaled[source]
+            columns = scan.columns_of(group)
+            mine = torch.from_numpy(scan.source[columns])
+            scaled = frames.matrix[head].float()[:, tables.coefficient[mine.clamp_min(0)].long()]
+            scaled = scaled * torch.from_numpy(scan.scale[columns])  # 0 where there is no column
+            matrix[head, there, : len(mine)] = scaled[source]
             matrix[head, there, scan.width] = common[head, source]
+        least = np.zeros((tables.n_heads, scan.width), np.float32)
+        for group in range(tables.n_heads):
+            mine = scan.columns_of(group)
+            least[group, : mine.stop - mine.start] = scan.least[mine]
         mean = torch.zeros(heads, 2 * n_pairs)
         mean[:, : len(frames.first)] = frames.mean.float()[:, list(frames.first)]
         mean[:, n_pairs : n_pairs + len(frames.first)] = frames.mean.float()[:, list(frames.second)]
         return cls(
-            order, n_pairs, matrix.contiguous().numpy(), mean.numpy(), _basis(frames, n_pairs, width),
+            order, n_pairs, matrix.contiguous().numpy(), mean.numpy(), _basis(frames, n_pairs, width), least,
             bool(mean.any()) and block is not None, bool(common.any()),
         )  # fmt: skip
 
 
 def _basis(frames: Frames, n_pairs: int, width: int) -> np.ndarray:
-    """cos jω and sin jω for each offset j of a block, evens before odds within every group of `width`."""
+    """cos jω and sin jω for each offset j of a block, in the order in which a group's scores lie."""
     if frames.block_tokens is None:
         return np.zeros((0, 0), np.float32)
     n = padded(frames.block_tokens, max(width, COLUMNS))
-    offsets = split_order(np.arange(n), width)
+    offsets = np.zeros(n, np.int64)
+    for j in range(n):
+        offsets[j // width * width + place(j % width, width)] = j
     angle = np.array(frames.frequencies)[:, None] * offsets
     made = np.zeros((2 * n_pairs, n), np.float32)
     made[: len(angle)] = np.cos(angle)
@@ -131,16 +153,6 @@ def _basis(frames: Frames, n_pairs: int, width: int) -> np.ndarray:
     return made
 
 
-def split_order(x: np.ndarray, width: int) -> np.ndarray:
-    """The last axis with the evens of every `width` before the odds."""
-    return x.reshape(*x.shape[:-1], -1, width // 2, 2).swapaxes(-1, -2).reshape(x.shape)
-
-
 def padded(n: int, multiple: int) -> int:
     """The least multiple that holds n."""
     return -(-n // multiple) * multiple
-
-
-def as_floats(x: Tensor) -> np.ndarray:
-    """Contiguous float32."""
-    return x.detach().float().contiguous().numpy()

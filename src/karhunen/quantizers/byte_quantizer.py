@@ -1,6 +1,8 @@
-"""The fitted quantizer of additive nibbles: every symbol is a byte, its entry the sum of two rows of int8.
+"""The fitted quantizer of byte codes: every symbol is a byte, its entry one or two look-ups of int8 (`Lookups`).
 
-    ŷ[coordinates of plane j] += (low[byte mod 16] + high[byte div 16]) · scale,    ŷ = gain · that
+    ŷ[coordinates of plane j] += (low[byte mod 2^a] + high[byte div 2^(8 − b)]) · scale,    ŷ = gain · that
+
+Integers and one scale a column are the definition: decoding and every kernel compute the same numbers.
 """
 
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from karhunen.kernels.byte_decode import byte_decode
 from karhunen.kernels.byte_encode import byte_encode
-from karhunen.kernels.byte_tables import ByteTables, NibbleTables
+from karhunen.kernels.byte_tables import ByteTables, Lookups
 from karhunen.quantizers.base import Codes, Quantizer
 from karhunen.quantizers.gains import GAIN_BITS, GainKind, apply_gain, split_gain
 from karhunen.quantizers.nearest import byte_path
@@ -23,7 +25,7 @@ from karhunen.values import refuse_unless_one_of
 
 @final
 @dataclass(frozen=True)
-class NibbleQuantizer(Quantizer):
+class ByteQuantizer(Quantizer):
     """`s` planes over `g` head groups of `c` coefficients, group by group, a plane after those it refines.
 
     Plane j belongs to group `plane_group[j]` and covers the `plane_size[j]` coefficients at `coordinates`
@@ -36,17 +38,16 @@ class NibbleQuantizer(Quantizer):
     plane_group: Int[Tensor, " s"]
     plane_size: Int[Tensor, " s"]
     coordinates: Int[Tensor, " total"]
-    low: Int8[Tensor, "16 total"]
-    high: Int8[Tensor, "16 total"]
+    low: Int8[Tensor, "_ total"]
+    high: Int8[Tensor, "_ total"]
     scale: Float[Tensor, " total"]
 
     def __post_init__(self) -> None:
         refuse_unless_one_of("gain", self.gain, tuple(GAIN_BITS))
         n = int(self.plane_size.sum())
-        shapes = {"coordinates": (n,), "low": (16, n), "high": (16, n), "scale": (n,)}
-        for name, shape in shapes.items():
-            if tuple(getattr(self, name).shape) != shape:
-                raise ValueError(f"{name} has shape {tuple(getattr(self, name).shape)}; {shape} is wanted")
+        for name in ("coordinates", "scale"):
+            if tuple(getattr(self, name).shape) != (n,):
+                raise ValueError(f"{name} has shape {tuple(getattr(self, name).shape)}; {(n,)} is wanted")
         groups = self.plane_group.tolist()
         if len(groups) != len(self.plane_size) or groups != sorted(groups) or (groups and groups[-1] >= self.g):
             raise ValueError(f"plane_group {groups} does not name a group of 0 … {self.g - 1} for each plane, in order")
@@ -77,8 +78,8 @@ class NibbleQuantizer(Quantizer):
     def byte_tables(self) -> ByteTables:
         """The tables as kernels read them."""
         per_group = torch.bincount(self.plane_group, minlength=self.g).tolist()
-        return ByteTables.of_nibbles(
-            NibbleTables(self.low, self.high, self.scale),
+        return ByteTables.of_lookups(
+            Lookups(self.low, self.high, self.scale),
             self.coordinates.long(),
             tuple(accumulate(self.plane_size.tolist(), initial=0)),
             tuple(accumulate(per_group, initial=0)),

@@ -17,6 +17,7 @@ from karhunen.kernels.scan_attention.cpu_block import (
 from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, SPAN
 from karhunen.kernels.sources import sources
 
+NO_BLOCK = -(1 << 62)
 LEAST = np.float32(-1e30)
 """A score at or below this is of a hidden token."""
 
@@ -165,7 +166,7 @@ def _read_item(shape, p, at, batch, head, first_row, split):
         set_float(at.mass + 4 * row, np.float32(0))
     if p.softcap > 0:
         set_float(at.commons + 32, np.float32(p.softcap))
-    pitch, block, cursor = 4 * (SPAN + width), -1, 0
+    pitch, block, cursor = 4 * (SPAN + width), NO_BLOCK, 0
     while token < end:
         n_groups, token, block = _gather(
             shape, p, at, batch, head, group, key_first, n_planes, value_first, token, end, block

@@ -51,7 +51,7 @@ def scan_attention(
     return Partial(found.mean.reshape(b, h, r, -1), found.log_sum.reshape(b, h, r))
 
 
-def rotated(x: Float[Tensor, "*b d"], frames: Frames, positions: Int[Tensor, " n"]) -> Float[Tensor, "*b d"]:
+def rotated(x: Float[Tensor, "*b _ d"], frames: Frames, positions: Int[Tensor, " n"]) -> Float[Tensor, "*b _ d"]:
     """R(position) x for vectors [..., n, d] (or 1 in place of n), in float64."""
     if not frames.frequencies:
         return x

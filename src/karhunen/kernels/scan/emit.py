@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.np.numpy_support import from_dtype
 from numba.extending import intrinsic
 
 from karhunen.kernels.scan import isa
@@ -323,3 +324,28 @@ set_float = _writer("set_float", F32, types.float32, "Put a float32 at an addres
 set_double = _writer("set_double", ir.DoubleType(), types.float64, "Put a float64 at an address.")
 set_int = _writer("set_int", I64, types.int64, "Put an int64 at an address.")
 set_byte = _writer("set_byte", I8, types.int64, "Put a byte at an address.")
+
+
+def record_at(dtype: Any) -> Any:
+    """A function that takes the record of this dtype at an address."""
+    record = from_dtype(dtype)
+
+    def typing(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(record))
+
+        return record(types.int64), codegen
+
+    typing.__name__ = "record_at"
+    return intrinsic(typing)
+
+
+@intrinsic
+def claim(typingctx: Any, address: Any) -> Any:
+    """The int64 at an address, which is one more afterwards, whoever else asks."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], I64.as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(I64, 1), "seq_cst")
+
+    return types.int64(types.int64), codegen

@@ -68,10 +68,10 @@ def _paired(e: Emitter, a: Any, b: Any) -> list[Any]:
 @hot
 def scores(
     e: Emitter, shape: Shape, codes: Any, stride: Any, n_planes: Any, columns: Any,
-    tables: Any, query: Any, query_stride: Any, steps: Any, bases: Any, bias: Any, bias_stride: Any, out: Any,
+    tables: Any, query: Any, query_stride: Any, steps: Any, bases: Any, bias: Any, bias_stride: Any, scale: Any, out: Any,
     out_stride: Any,
 ) -> None:  # fmt: skip
-    """out[row] = steps[row] · ⟨q′, columns⟩ + bases[row] + bias[row], of one group; floats, strides in bytes.
+    """out[row] = steps[row] · ⟨q′, columns⟩ + bases[row] + scale · bias[row], of one group; floats, strides in bytes.
 
     `columns` is where each plane's columns begin (int64, one more than planes), an even number; `query` is int16."""
     rows, width, kind = shape
@@ -95,12 +95,13 @@ def scores(
                 factor = e.builder.bitcast(e.splat(two, quarter), words)
                 for total, part in zip(totals[row], parts, strict=True):
                     total.set(e.multiply_words(total.get(), factor, part))
+    factor = e.splat(e.load_one(F32, scale), quarter)
     for row in range(rows):
         step, base = (e.splat(e.load_one(F32, e.at(x, 4 * row)), quarter) for x in (steps, bases))
         for k in range(4):
-            found = e.fma(e.builder.sitofp(totals[row][k].get(), step.type), step, base)
             at = 4 * quarter * k
-            found = e.builder.fadd(found, e.load(F32, quarter, e.at(bias, e.times(bias_stride, row), at)))
+            base_here = e.fma(e.load(F32, quarter, e.at(bias, e.times(bias_stride, row), at)), factor, base)
+            found = e.fma(e.builder.sitofp(totals[row][k].get(), step.type), step, base_here)
             e.store(found, e.at(out, e.times(out_stride, row), at))
 
 

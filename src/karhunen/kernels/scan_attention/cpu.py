@@ -21,7 +21,7 @@ from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial, merge_p
 from karhunen.kernels.byte_attention.naive import additive, gains
 from karhunen.kernels.scan import isa
 from karhunen.kernels.scan.emit import KINDS, Shape
-from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, OF_CODEC, PROBLEM, SCRATCH, SPAN, scratch_bytes
+from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, OF_CODEC, SCRATCH, SPAN, scratch_bytes
 from karhunen.kernels.scan_attention.cpu_tables import PAD, ScanFrames, ScanTables
 from karhunen.kernels.scan_attention.frames import Frames
 from karhunen.kernels.threads import run_together
@@ -86,8 +86,8 @@ def scan_attention(
             mean.data_ptr(), log_sum.data_ptr(), *bound.numbers,
         ],
         np.int64,
-    ).view(PROBLEM)  # fmt: skip
-    read(problem, bound, r, min(n_threads, b * h * n_chunks * n_splits))
+    )  # fmt: skip
+    read(problem, bound, r, b * h * n_chunks * n_splits, n_threads)
     del rows, terms, named, sides  # alive up to here: their addresses were read
     if n_splits == 1:
         return Partial(mean[0], log_sum[0])
@@ -119,18 +119,15 @@ def _side(tokens: CodedTokens) -> _Side:
     return _Side((tokens.codes.data_ptr(), steps[0], steps[1], *own), gain)
 
 
-def read(problem: np.ndarray, bound: "Bound", n_rows: int, n_workers: int) -> None:
+def read(problem: np.ndarray, bound: "Bound", n_rows: int, n_items: int, n_workers: int) -> None:
     """Run the compiled loop over all items of a problem."""
-    from karhunen.kernels.scan_attention.cpu_loop import attend
+    from karhunen.kernels.scan_attention.cpu_loop import compiled
 
-    n_workers = max(1, n_workers)
+    n_workers = max(1, min(n_workers, n_items))
     scratch = scratch_of(bound, min(n_rows, MOST_ROWS), n_workers)
     for count in {min(n_rows, MOST_ROWS), n_rows % MOST_ROWS or MOST_ROWS}:
-        token = Shape(count, bound.width, bound.kind).token
-        if n_workers == 1:
-            attend(token, problem, scratch, 0, 1)
-        else:
-            run_together(n_workers, lambda i, token=token: attend(token, problem, scratch, i, n_workers))
+        job = np.array([problem.ctypes.data, scratch, n_items, 0, 0], np.int64)
+        run_together(compiled(Shape(count, bound.width, bound.kind).token), job.ctypes.data, n_workers)
 
 
 @final
@@ -184,8 +181,8 @@ class Bound:
         return cls(numbers, key.kind, width, sizes, tuple(arrays.values()))
 
 
-def scratch_of(bound: Bound, n_rows: int, n_workers: int) -> np.ndarray:
-    """Memory of each worker, kept by the calling thread."""
+def scratch_of(bound: Bound, n_rows: int, n_workers: int) -> int:
+    """Where the records of each worker's memory lie; kept by the calling thread."""
     key = (n_rows, bound.width, n_workers, *bound.sizes.values())
     kept: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = _kept.__dict__.setdefault("scratch", {})
     if key not in kept:
@@ -199,7 +196,7 @@ def scratch_of(bound: Bound, n_rows: int, n_workers: int) -> np.ndarray:
                 made[worker][name] = at
                 at += n
         kept[key] = (made, memory)
-    return kept[key][0]
+    return kept[key][0].ctypes.data
 
 
 @cache

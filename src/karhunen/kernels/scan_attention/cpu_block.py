@@ -41,10 +41,6 @@ def prepare_block(token, p, at, head, group, block):
         set_float(at.commons + 4 * row, common)
     if p.has_mean:
         turn(token, query, pitch, p.turned_mean + head * 8 * p.n_pairs, p.n_pairs, at.by_mean)
-        for row in range(n_rows):
-            for i in range(2 * p.n_pairs):
-                place = at.by_mean + row * pitch + 4 * i
-                set_float(place, float_at(place) * scale)
         wide = p.basis_width
         product(token, at.by_mean, pitch, 2 * p.n_pairs, p.basis, wide, at.bias, 4 * wide)
 
@@ -80,20 +76,21 @@ def score_group(token, p, at, group, codes, stride, n_planes, offset, n, gains, 
     if gains == 0:
         scores(
             token, codes, stride, n_planes, columns, tables, at.whole, 2 * p.key_width, at.steps, at.bases, bias,
-            bias_pitch, out, pitch,
+            bias_pitch, at.scale, out, pitch,
         )  # fmt: skip
         return
     set_zero(at.gained, width)
     scores(
         token, codes, stride, n_planes, columns, tables, at.whole, 2 * p.key_width, at.steps, at.bases, at.gained, 0,
-        out, pitch,
+        at.scale, out, pitch,
     )  # fmt: skip
     for row in range(n_rows):
         common = float_at(at.commons + 4 * row)
         for i in range(n):
             place = place_of(i, width)
             score = (float_at(out + row * pitch + 4 * place) - common) * float_at(gains + 4 * i) + common
-            set_float(out + row * pitch + 4 * place, score + float_at(bias + row * bias_pitch + 4 * place))
+            added = float_at(bias + row * bias_pitch + 4 * place) * float_at(at.scale)
+            set_float(out + row * pitch + 4 * place, score + added)
 
 
 @njit(nogil=True)

@@ -1,9 +1,12 @@
 """The loop of the CPU scan: every item of work, span by span of its tokens, group by group within a span."""
 
-import numpy as np
-from numba import njit
+from functools import cache
+from typing import Any
 
-from karhunen.kernels.scan.emit import float_at, int_at, set_float, set_int
+import numpy as np
+from numba import cfunc, njit, types
+
+from karhunen.kernels.scan.emit import claim, float_at, int_at, record_at, set_float, set_int
 from karhunen.kernels.scan.tokens import GROUP_ENTRY, cap, largest, values, weights
 from karhunen.kernels.scan_attention.cpu_block import (
     copy_codes,
@@ -14,10 +17,11 @@ from karhunen.kernels.scan_attention.cpu_block import (
     score_group,
     set_zero,
 )
-from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, SPAN
+from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, PROBLEM, SCRATCH, SPAN
 from karhunen.kernels.sources import sources
 
 NO_BLOCK = -(1 << 62)
+SCRATCH_BYTES = SCRATCH.itemsize
 LEAST = np.float32(-1e30)
 """A score at or below this is of a hidden token."""
 
@@ -164,8 +168,8 @@ def _read_item(shape, p, at, batch, head, first_row, split):
         set_float(at.reference + 4 * row, np.float32(-np.inf))
         set_float(at.total + 4 * row, np.float32(0))
         set_float(at.mass + 4 * row, np.float32(0))
-    if p.softcap > 0:
-        set_float(at.commons + 32, np.float32(p.softcap))
+    set_float(at.scale, np.float32(p.scale))
+    set_float(at.softcap, np.float32(p.softcap))
     pitch, block, cursor = 4 * (SPAN + width), NO_BLOCK, 0
     while token < end:
         n_groups, token, block = _gather(
@@ -173,7 +177,7 @@ def _read_item(shape, p, at, batch, head, first_row, split):
         )
         if p.softcap > 0:
             for row in range(n_rows):
-                cap(shape, at.scores + row * pitch, n_groups * width, at.commons + 32)
+                cap(shape, at.scores + row * pitch, n_groups * width, at.softcap)
         cursor = _hide(n_rows, width, p, at, batch, n_groups, cursor)
         _weigh(shape, p, at, batch, group, n_groups)
         for plane in range(n_value_planes):
@@ -212,26 +216,42 @@ def _write_item(n_rows, p, at, batch, head, first_row, split):
             set_float(place, float_at(place) + sums / divisor)
 
 
-def _compiled(made_of: str):
-    """Kept on disk for these sources (karhunen.kernels.sources)."""
+problem_at, scratch_at = record_at(PROBLEM), record_at(SCRATCH)
 
-    @njit(cache=True, nogil=True)
-    def attend(shape, problem, scratch, worker, n_workers):
-        """Items worker, worker + n_workers, … of (batch, head, chunk of rows, token range) that have so many rows."""
-        if not made_of:
+
+@njit(nogil=True)
+def _work(shape, job):
+    """Items (batch, head, chunk of rows, token range) that have so many rows, one after the other as they are claimed.
+
+    `job` is the address of five int64: the problem's address, that of the workers' scratch, items, and two counters."""
+    p = problem_at(int_at(job))
+    worker = claim(job + 24)
+    at = scratch_at(int_at(job + 8) + worker * SCRATCH_BYTES)
+    n_rows, n_items = len(shape[0]), int_at(job + 16)
+    while True:
+        item = claim(job + 32)
+        if item >= n_items:
             return
-        p, at, n_rows = problem[0], scratch[worker], len(shape[0])
-        for item in range(worker, p.batch * p.heads * p.row_chunks * p.splits, n_workers):
-            split = item % p.splits
-            chunk = item // p.splits % p.row_chunks
-            head = item // (p.splits * p.row_chunks) % p.heads
-            batch = item // (p.splits * p.row_chunks * p.heads)
-            first_row = chunk * MOST_ROWS
-            if min(MOST_ROWS, p.rows - first_row) == n_rows:
-                _read_item(shape, p, at, batch, head, first_row, split)
-                _write_item(n_rows, p, at, batch, head, first_row, split)
+        split = item % p.splits
+        chunk = item // p.splits % p.row_chunks
+        head = item // (p.splits * p.row_chunks) % p.heads
+        batch = item // (p.splits * p.row_chunks * p.heads)
+        first_row = chunk * MOST_ROWS
+        if min(MOST_ROWS, p.rows - first_row) == n_rows:
+            _read_item(shape, p, at, batch, head, first_row, split)
+            _write_item(n_rows, p, at, batch, head, first_row, split)
+
+
+@cache
+def compiled(token: tuple[tuple[int, ...], ...]) -> Any:
+    """The loop for one shape, as ctypes calls it; kept on disk for these sources (karhunen.kernels.sources)."""
+    return _compiled(token, sources()).ctypes
+
+
+def _compiled(token: tuple[tuple[int, ...], ...], made_of: str) -> Any:
+    @cfunc(types.void(types.int64), cache=True)
+    def attend(job):
+        if made_of:
+            _work(token, job)
 
     return attend
-
-
-attend = _compiled(sources())

@@ -35,7 +35,7 @@ PROBLEM = np.dtype(
 
 PLACES = (
     "query", "turned", "frames", "by_mean", "bias", "shifted", "whole", "steps", "bases",
-    "commons", "scores", "gained", "weights", "groups", "spans", "key_codes", "value_codes", "sums", "top", "summed",
+    "commons", "scale", "softcap", "scores", "gained", "weights", "groups", "spans", "key_codes", "value_codes", "sums", "top", "summed",
     "unit", "shrink", "reference", "total", "mass",
 )  # fmt: skip
 SCRATCH = np.dtype([(name, np.int64) for name in PLACES])
@@ -54,7 +54,7 @@ def scratch_bytes(n_rows: int, width: int, sizes: dict[str, int]) -> dict[str, i
         "shifted": row * width,
         "whole": row * sizes["key_width"],
         **dict.fromkeys(("steps", "bases", "commons", "top", "unit", "shrink", "reference"), 64),
-        "summed": 64,
+        **dict.fromkeys(("scale", "softcap", "summed"), 64),
         "total": 64,
         "mass": 64,
         "scores": n_rows * pitch,

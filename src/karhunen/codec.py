@@ -4,6 +4,7 @@ x ── frame ──▶ κ ── transform ──▶ y ── quantizer ──
 x ◀── frame ── κ ◀── transform ── y ◀── quantizer ── symbols ◀── packing ── bytes
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from karhunen.card import ReportCard
 from karhunen.folder import read_folder, write_folder
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.packing.base import Layout
@@ -36,8 +38,11 @@ PART_PACKAGES = (
     "karhunen.quantizers",
     "karhunen.packing",
     "karhunen.windows",
+    "karhunen.card",
     "karhunen.codec",
 )
+
+_LOG = logging.getLogger(__name__)
 
 
 @final
@@ -150,13 +155,15 @@ class Origin:
 @final
 @dataclass(frozen=True)
 class Codec:
-    """The codec of a model: one `LayerCodec` for each coded layer, and why each other layer is left exact."""
+    """The codec of a model: one `LayerCodec` for each coded layer, and why each other layer is left exact. `card` is
+    what `karhunen verify` measured of it, None before."""
 
     model: ModelIdentity
     window: Window
     layers: Mapping[int, LayerCodec]
     left_exact: Mapping[int, str]
     origin: Origin = Origin()
+    card: ReportCard | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Codec":
         return self
@@ -183,17 +190,22 @@ class Codec:
         return fingerprint((self.layers, self.window))
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the artifact: `config.json` and `tensors.safetensors`, whole or not at all."""
+        """Write the artifact: `config.json` and `tensors.safetensors`, whole or not at all. ValueError if its report
+        card is another codec's."""
+        if self.card is not None and self.card.codec != (mine := self.fingerprint()):
+            raise ValueError(f"the report card is that of codec {self.card.codec}, this is {mine}; verify it anew")
         tensors: dict[str, Tensor] = {}
         write_folder(Path(folder), FORMAT, VERSION, {"codec": dismantle(self, tensors)}, tensors)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Codec":
-        """Read an artifact; ValueError saying what is wrong with it."""
+        """Read an artifact, and log its report card; ValueError saying what is wrong with it."""
         config, tensors = read_folder(Path(folder), FORMAT, VERSION)
         made = assemble(config.get("codec"), kinds_in(*PART_PACKAGES), tensors)
         if not isinstance(made, cls):
             raise ValueError(f"{folder} holds a {type(made).__name__}, not a codec")
+        if made.card is not None:
+            _LOG.log(logging.INFO if made.card.passed else logging.WARNING, "%s: %s", folder, made.card.line)
         return made
 
 

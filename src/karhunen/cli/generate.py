@@ -42,6 +42,7 @@ def run(
     with Screen(as_json).open() as screen:
         model, tokenizer = load_model(screen, model_name, dtype)
         model.set_attn_implementation(attention)
+        screen.log(codec.card.line if codec.card else "this codec has no report card: `karhunen verify` makes one")
         settings: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "sampling": sampling,

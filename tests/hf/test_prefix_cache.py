@@ -1,6 +1,7 @@
 """`generate` over a store of pages: the longest whole prefix is restored, the rest read, what is new stored."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from tests.hf.test_cache import codec_of, fitted, generate, model_of, tokens
 from tests.hf.tiny import build
 
+from karhunen.hf.describe import identity_of
 from karhunen.hf.prefix_cache import PrefixCache
 from karhunen.stores import DirectoryStore, MemoryStore, RedisStore
 from karhunen.stores.base import Store
@@ -142,6 +144,17 @@ def test_another_model_or_codec_finds_nothing_in_the_same_store() -> None:
         said(prefix, ids)
         assert prefix.last is not None
         assert prefix.last.n_restored == 0
+
+
+def test_vectors_that_cannot_be_coded_cost_nothing_but_the_hit() -> None:
+    model = build("llama")
+    model.base_model.layers[1].self_attn.v_proj.weight.data[0, 0] = torch.nan
+    codec = replace(fitted("llama", "int4"), model=identity_of(model))
+    prefix = PrefixCache(model, codec, MemoryStore(), page_tokens=PAGE)
+    ids = tokens(1, 40)
+    assert prefix.generate(ids, **SETTINGS).shape == (1, 48)
+    assert prefix.store.counts.failures == 1
+    assert "NaN" in prefix.store.counts.last_reason
 
 
 def test_a_store_that_is_away_costs_reading_and_nothing_else() -> None:

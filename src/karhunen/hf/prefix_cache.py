@@ -144,7 +144,11 @@ class PrefixCache:
         for index in self.pages.layers:
             layer: Any = cache.layers[index]
             layers[index] = (layer.keys[0, :, run].detach(), layer.values[0, :, run].detach())
-        made = self.pages.encode_pages(layers, torch.arange(run.start, run.stop), self.page_tokens)
+        try:
+            made = self.pages.encode_pages(layers, torch.arange(run.start, run.stop), self.page_tokens)
+        except ValueError as error:  # NaN, or vectors of another dtype under autocast: the text is there all the same
+            self.store.failed(str(error))
+            return 0
         return sum(self.store.kept(key, page) for key, page in zip(keys[first:], made, strict=True))
 
     def _found(
@@ -228,8 +232,7 @@ class PrefixCache:
             layers: list[Any] = cache.layers
             state = state_page(self.pages, {index: layers[index] for index in self.stateful}, edge)
         except ValueError as error:
-            self.store.counts.failures += 1
-            self.store.counts.last_reason = str(error)
+            self.store.failed(str(error))
             return 0
         n_stored = self.keep(input_ids[0, :edge].tolist(), cache, n_restored)
         self.store.put(_state_key(keys[edge // self.page_tokens - 1]), state)

@@ -21,8 +21,38 @@ DTYPES = ("float32", "bfloat16", "float16")  # by their number in the header
 MAX_TOKENS = 1 << 16  # of a page
 SHRUNK = 1 << 31  # in a part's length: its planes are deflated
 
-HEADER = struct.Struct("<8sHBBIQ16s16s16s16s16s16sQIHH")
-ENTRY = struct.Struct("<HBBHHHHHHI")
+HEADER_FIELDS = (
+    ("magic", "8s", "`KARHPAGE`"),
+    ("version", "H", "1"),
+    ("kind", "B", "0: tokens, 1: the state of layers that do not keep all their tokens"),
+    ("dtype", "B", "of exact vectors: 0 float32, 1 bfloat16, 2 float16"),
+    ("header bytes", "I", "this header and all layer entries"),
+    ("bytes", "Q", "the whole page"),
+    ("checksum", "16s", "BLAKE2b-128 of the page, these 16 bytes taken as zeros"),
+    ("model", "16s", "BLAKE2b-128 of the codec's `ModelIdentity`, as JSON with sorted keys"),
+    ("weights", "16s", "of every weight below the head (`hf.fingerprint`); zeros: unknown, matches any"),
+    ("tokenizer", "16s", "BLAKE2b-128 of the tokenizer's definition; zeros: unknown, matches any"),
+    ("codec", "16s", "BLAKE2b-128 of the codec's fingerprint"),
+    ("layout", "16s", "BLAKE2b-128 of where each side's bytes lie: widths, side tensors, parts"),
+    ("first token", "Q", "position of the page's first token; of a state, how many tokens were read before it"),
+    ("tokens", "I", "0 of a state"),
+    ("layers", "H", "entries that follow"),
+    ("nothing", "H", "0"),
+)
+ENTRY_FIELDS = (
+    ("layer", "H", "ascending from entry to entry"),
+    ("kind", "B", "0: vectors as they are, 1: coded"),
+    ("nothing", "B", "0"),
+    ("first head", "H", "of the KV heads held here"),
+    ("heads", "H", "how many"),
+    ("all heads", "H", "of the layer"),
+    ("key parts", "H", "one for each head, or one where heads are coded together"),
+    ("value parts", "H", "as above"),
+    ("nothing", "H", "0"),
+    ("exact", "I", "tokens whose vectors are in the parts as well"),
+)
+HEADER = struct.Struct("<" + "".join(code for _, code, _ in HEADER_FIELDS))
+ENTRY = struct.Struct("<" + "".join(code for _, code, _ in ENTRY_FIELDS))
 LENGTH = struct.Struct("<I")
 CHECKSUM_AT, CHECKSUM_BYTES = 24, 16
 UNKNOWN = bytes(16)  # of a fingerprint that was not taken

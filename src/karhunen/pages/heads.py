@@ -30,17 +30,20 @@ class HeadPart:
     planes: tuple[int, ...] | None
     fields: BitFields
 
-    @property
+    @cached_property
     def bytes_per_token(self) -> int:
         """Of the planes."""
         return self.fields.bytes_per_token
 
     @cached_property
-    def plane_slice(self) -> slice | None:
-        """`planes` as a slice where they are neighbours."""
-        if not self.planes or self.planes != tuple(range(self.planes[0], self.planes[-1] + 1)):
-            return None
-        return slice(self.planes[0], self.planes[-1] + 1)
+    def plane_index(self) -> slice | list[int]:
+        """`planes` to index with: a slice, and so a view, where they are neighbours."""
+        return _index(self.planes or ())
+
+    @cached_property
+    def row_index(self) -> dict[str, slice | list[int]]:
+        """`rows` to index with."""
+        return {name: _index(rows) for name, rows in self.rows.items()}
 
 
 def parts_of(side: SideCodec, side_rows: dict[str, int]) -> tuple[HeadPart, ...]:
@@ -57,6 +60,11 @@ def parts_of(side: SideCodec, side_rows: dict[str, int]) -> tuple[HeadPart, ...]
         _part(head, symbol_heads, row_heads, widths, starts, side.layout.bytes_per_token)
         for head in range(side.n_heads)
     )
+
+
+def _index(places: tuple[int, ...]) -> slice | list[int]:
+    neighbours = bool(places) and places == tuple(range(places[0], places[-1] + 1))
+    return slice(places[0], places[-1] + 1) if neighbours else list(places)
 
 
 def _part(

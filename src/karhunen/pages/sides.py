@@ -5,6 +5,7 @@ part of n tokens = [ planes: p · n bytes, plane after plane ][ side tensors by 
 With `SHRUNK` set in the part's length, its planes are [ length: 4 bytes ][ raw DEFLATE stream ]. Little-endian.
 """
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class SideLayout:
                 pieces = [own[:, start:stop].tobytes()]
                 for name, tensor in self.tensors.items():
                     entries = slice(start // tensor.block_tokens, stop // tensor.block_tokens)
-                    pieces.append(arrays[name][:, entries][list(self.parts[part].rows[name])].tobytes())
+                    pieces.append(arrays[name][self.parts[part].row_index[name], entries].tobytes())
                 made.append(pieces)
             pages.append(made)
         return pages
@@ -121,10 +122,10 @@ class SideLayout:
     def _fill(self, side: dict[str, np.ndarray], part: HeadPart, data: memoryview, at: int, n: int) -> None:
         start = 0
         for name, tensor in self.tensors.items():
-            rows, entries = list(part.rows[name]), n // tensor.block_tokens
-            stop = start + len(rows) * entries * tensor.dtype.itemsize
-            values = np.frombuffer(data[start:stop], LITTLE[tensor.dtype.itemsize]).reshape(len(rows), entries)
-            side[name][rows, at // tensor.block_tokens : at // tensor.block_tokens + entries] = values
+            n_rows, entries, first = len(part.rows[name]), n // tensor.block_tokens, at // tensor.block_tokens
+            stop = start + n_rows * entries * tensor.dtype.itemsize
+            values = np.frombuffer(data[start:stop], LITTLE[tensor.dtype.itemsize]).reshape(n_rows, entries)
+            side[name][part.row_index[name], first : first + entries] = values
             start = stop
 
     def _by_part(self, planes: Tensor, parts: range) -> list[np.ndarray]:
@@ -136,7 +137,7 @@ class SideLayout:
         symbols: Tensor | None = None
         for part in (self.parts[i] for i in parts):
             if part.planes is not None:
-                found.append(own[part.plane_slice or list(part.planes)].numpy())
+                found.append(own[part.plane_index].numpy())
                 continue
             symbols = self.side.layout.unpack(planes).cpu() if symbols is None else symbols
             found.append(part.fields.pack(symbols[:, list(part.symbols)])[0].numpy())
@@ -150,7 +151,7 @@ class SideLayout:
         if all(part.planes is not None for part in chosen):
             joined = torch.zeros(self.side.layout.bytes_per_token, n_tokens, dtype=torch.uint8)
             for part, own in zip(chosen, planes, strict=True):
-                joined[part.plane_slice or list(part.planes or ())] = torch.from_numpy(own)
+                joined[part.plane_index] = torch.from_numpy(own)
             return joined
         symbols = torch.zeros(1, len(self.side.quantizer.widths), n_tokens, dtype=torch.int32)
         for part, own in zip(chosen, planes, strict=True):
@@ -162,7 +163,7 @@ class SideLayout:
         n_coefficients = self.side.n_heads * self.dim
         for name, x in side.items():
             if x.dtype.is_floating_point:
-                fits = bool(torch.isfinite(x.float()).all())
+                fits = math.isfinite(float(x.double().sum()))  # of finite numbers of 16 or 32 bits it is finite
             else:
                 fits = x.dtype == torch.uint8 or not x.numel() or bool(((x >= 0) & (x < n_coefficients)).all())
             if not fits:

@@ -94,11 +94,15 @@ class Counted(Store):
             self.counts.last_reason = reason
         self.remove(key)
 
+    def failed(self, reason: str) -> None:
+        """Something could not be made for this store."""
+        with self._lock:
+            self.counts.failures += 1
+            self.counts.last_reason = reason
+
     def _tried(self, call: Callable[[], Result], otherwise: Result) -> Result:
         try:
             return call()
         except Exception as error:  # noqa: BLE001  # a backend may raise anything; the reader goes on without the page
-            with self._lock:
-                self.counts.failures += 1
-                self.counts.last_reason = " ".join(f"{type(error).__name__}: {error}".split())
+            self.failed(" ".join(f"{type(error).__name__}: {error}".split()))
             return otherwise

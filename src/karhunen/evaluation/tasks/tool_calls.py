@@ -1,6 +1,6 @@
 """Structured answers: does a tool call, written as JSON, stay the same when its context is coded?
 
-records ─▶ text ─▶ examples of requests and calls ─▶ one more request ─▶ "Call: {" ─▶ the model's JSON, dense and coded
+records ─▶ text ─▶ examples of requests and calls ─▶ one more request ─▶ "Call:" ─▶ the model's JSON, dense and coded
 
 What is compared is the parsed object, key by key; a call that the dense model does not write as JSON says nothing.
 A needle is one number; here a wrong brace, quote or field shows, which texts and needles do not.
@@ -22,7 +22,7 @@ from karhunen.evaluation.tasks.base import Prepared, Task
 from karhunen.evaluation.tasks.haystacks import FIRST, SECOND, essay, fill
 from karhunen.hf.probe import text_config
 
-BEGINNING = "Call: {"
+BEGINNING = "Call:"
 CITIES = ("Delft", "Lisbon", "Oslo", "Turin", "Ghent", "Porto", "Kyoto", "Quito", "Bergen", "Graz", "Leeds", "Tampa")
 MAX_NEW_TOKENS = 56
 N_RECORDS = 6
@@ -91,8 +91,7 @@ class PreparedToolCalls(Prepared):
         }
 
     def _call(self, prompt: Prompt, tokens: list[int]) -> str:
-        text = "{" + str(self.tokenizer.decode(tokens, skip_special_tokens=True))
-        return text.partition("\n")[0]
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip().partition("\n")[0]
 
     @property
     def _stop(self) -> tuple[int, ...]:

@@ -88,6 +88,7 @@ def ratios(found: dict[str, Any]) -> list[tuple[str, float, float, bool]]:
     """(what, measured, wanted, at least)."""
     return [
         ("making a page / reading its tokens", found["encode_page_seconds"] / found["read_page_seconds"], 0.1, False),
+        ("making all pages / reading all tokens", found["store_seconds"] / found["read_seconds"], 0.1, False),
         ("making a page / reading it back", found["encode_page_seconds"] / found["decode_page_seconds"], 3.0, True),
         ("reading all tokens / restoring them", found["read_seconds"] / found["restore_seconds"], 20.0, True),
         ("bytes of a page / of its codes", found["page_bytes"] / found["codes_bytes"], 1.02, False),

@@ -74,6 +74,20 @@ def test_left_padding_and_several_rows_are_resumed(tmp_path: Path) -> None:
     assert generate(model, more, restored, attention_mask=mask) == generate(model, more, held, attention_mask=mask)
 
 
+@pytest.mark.parametrize("settings", [{"exact_dtype": torch.bfloat16}, {"keep_decoded": True}], ids=str)
+def test_settings_of_the_cache_are_resumed(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = model_of("llama")
+    held = CompressedCache(model, fitted("llama", "karhunen"), **settings)
+    run(model, tokens(1, N_PROMPT), held)
+    held.save(tmp_path / "session")
+    restored = CompressedCache.load(model, tmp_path / "session")
+    first = restored.coded_layers()[0]
+    assert (first.exact_dtype, first.store.keeps_decoded) == (
+        settings.get("exact_dtype"), settings.get("keep_decoded", False),
+    )  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(go_on(model, held), go_on(model, restored), strict=True))
+
+
 def test_what_is_said_of_a_session_is_kept(tmp_path: Path) -> None:
     model, held, ids = model_of("llama"), cache_of("llama", "int4"), tokens(1, 20)
     run(model, ids, held)

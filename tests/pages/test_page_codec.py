@@ -7,12 +7,15 @@ import torch
 from tests.synthetic import SMALL, cached, codec, quick, statistics
 from torch import Tensor
 
+from karhunen.allocation.uniform import Uniform
 from karhunen.codec import Codec, LayerCodec
 from karhunen.fitting import fit
 from karhunen.pages import PageCodec, cut_heads, cut_layers, join_heads, join_layers, page_keys
 from karhunen.pages.frame import read
+from karhunen.recipe import Recipe
 from karhunen.recipes import make
 from karhunen.statistics.identity import LayerShape
+from karhunen.windows.sink_recent import SinkRecent
 from karhunen.windows.small_norm import NormBelow
 
 N, N_PAGES = 64, 3
@@ -183,6 +186,38 @@ def test_layers_of_other_sizes_and_kinds_share_a_page() -> None:
     assert [tuple(x.shape) for x in got[2]] == [(2, N, 16), (2, N, 48)]
     with pytest.raises(ValueError, match=r"layer 1 has no place.*\[0, 2, 3\]"):
         maker.encode({1: given(N)}, torch.arange(N))
+
+
+def test_symbols_that_share_a_byte_with_another_head_are_packed_anew_for_each() -> None:
+    """Heads of 12 coefficients at 3 bits: 36 bits each, so that a byte of a token holds symbols of two heads."""
+    shape = LayerShape("full", 2, 4, 12, 12)
+    side = replace(make("int8").key, allocation=Uniform(3))  # type: ignore[type-var]
+    recipe = Recipe("odd", side, side, SinkRecent(1, 8, 4))
+    made = fit(recipe, statistics(recipe, shape))
+    whole, layers = PageCodec(made, torch.float32), {0: given(N, shape)}
+    page = whole.encode(layers, torch.arange(N))
+    halves = [cut_heads(page, i, 2) for i in range(2)]
+    assert join_heads(halves) == page
+    want, at = whole.decode(page)[0], torch.arange(N)[None]
+    assert torch.equal(want[0][:, 1:], made.layers[0].key.distort(layers[0][0][None], at)[0, :, 1:].float())
+    for i, half in enumerate(halves):
+        got = PageCodec(made, torch.float32, shard=(i, 2)).decode(half)[0]
+        assert all(torch.equal(x, y[i : i + 1]) for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("name", ["int4", "karhunen", "full"])
+def test_views_make_the_pages_that_copies_make(name: str) -> None:
+    """Transposed, sliced and expanded tensors, as engines hand over blocks of their pools."""
+    key, value = given(N)
+    pool = torch.full((3, N, 2, 80), torch.nan)
+    pool[1, :, :, 7:39], pool[2, :, :, 7:39] = key.transpose(0, 1), value.transpose(0, 1)
+    views = pool[1, :, :, 7:39].transpose(0, 1), pool[2, :, :, 7:39].transpose(0, 1)
+    assert not views[0].is_contiguous()
+    maker, at = pages_of(name), torch.arange(N)
+    assert maker.encode({0: views}, at) == maker.encode({0: (key, value)}, at)
+    same = (key[:1].expand(2, -1, -1), value[:1].expand(2, -1, -1))
+    copied = {0: (same[0].contiguous(), same[1].contiguous())}
+    assert maker.encode({0: same}, at) == maker.encode(copied, at)
 
 
 def test_what_makes_no_page_is_refused() -> None:

@@ -120,6 +120,7 @@ def _coded(
         start = plan.shard[0] * len(x)
         whole[start : start + len(x)] = x
         x = whole
+    positions, kept = positions.to(x.device), kept.to(x.device)
     step = max(1, ENCODE_TOKENS // plan.granule_tokens) * plan.granule_tokens
     runs = [slice(start, start + step) for start in range(0, len(positions), step)]
     made = [side.encode(x[None, :, run], positions[None, run], kept[None, run]) for run in runs]

@@ -35,7 +35,14 @@ LAYERS = (
 LEAVES = {"kernels": "quantizers", "values": "statistics", "folder": "statistics", "stores": "hf", "card": "codec"}
 """Import nothing of karhunen but themselves; each with the lowest layer that may import it (those above may too)."""
 
-ONLY_IMPORTERS = {"transformers": {"hf"}, "lm_eval": {"evaluation"}, "vllm": {"serving"}}
+ONLY_IMPORTERS = {
+    "transformers": {"hf"},
+    "huggingface_hub": {"hf"},
+    "lm_eval": {"evaluation"},
+    "vllm": {"serving"},
+    "redis": {"stores"},
+    "fsspec": {"stores"},
+}
 HEAVY = ("transformers", "numba", "triton", "vllm")
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 CACHE_FOLDER_READER = Path("hf") / "embedded.py"

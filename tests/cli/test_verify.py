@@ -50,7 +50,7 @@ def test_a_good_codec_passes_and_carries_its_card(
     card = codec.card
     assert card is not None
     assert (card.codec, card.n_scored, card.passed) == (codec.fingerprint(), 80, True)
-    assert [gate.status for gate in card.gates] == ["passed"] * 3 + ["inconclusive"] * 2
+    assert [gate.status for gate in card.gates] == ["passed"] * 4 + ["inconclusive"] * 2
     assert card.gates[0].value < 0.01
     assert card.made["torch"]
     shown = karhunen("inspect", codecs["fine"])

@@ -83,6 +83,9 @@ def verify(
     ] = None,
     max_kl: Annotated[float, typer.Option("--max-kl", min=0.0, help="Mean logit KL, nats.")] = 0.02,
     max_kl_p999: Annotated[float, typer.Option("--max-kl-p999", min=0.0, help="Its 99.9th percentile.")] = 1.0,
+    max_kl_pages: Annotated[
+        float, typer.Option("--max-kl-pages", min=0.0, help="Mean KL after a prompt restored from pages.")
+    ] = 0.05,
     min_top1: Annotated[float, typer.Option("--min-top1", min=0.0, max=1.0, help="Same likeliest token.")] = 0.95,
     min_needles: Annotated[
         float, typer.Option("--min-needles", min=0.0, max=1.0, help="Of the facts that the dense model finds.")
@@ -99,7 +102,8 @@ def verify(
     """Measure a codec against the uncompressed model; keep the report card inside it. Exit code 3 if a gate fails."""
     from karhunen.cli.verify import run
 
-    limits = {"kl": max_kl, "kl_p999": max_kl_p999, "top1": min_top1, "needles": min_needles, "tool_calls": min_calls}
+    limits = {"kl": max_kl, "kl_p999": max_kl_p999, "pages": max_kl_pages, "top1": min_top1}
+    limits |= {"needles": min_needles, "tool_calls": min_calls}
     sizes = {"prefill_tokens": prefill_tokens, "scored_tokens": scored_tokens, "n_documents": documents}
     return run(codec, model, tuple(text or ()), limits, sizes, seed, dtype, not dry_run, as_json)
 

@@ -1,8 +1,9 @@
-"""Is this codec good enough for this model? Four gates against the uncompressed model, kept as the codec's report card.
+"""Is this codec good enough for this model? Gates against the uncompressed model, kept as the codec's report card.
 
-texts ─▶ logit KL (mean, 99.9 %), top-1 ┐
-needles ─▶ facts found                  ├─▶ gates ─▶ report card
-tool calls ─▶ JSON that stays the same  ┘
+texts ─▶ logit KL (mean, 99.9 %), top-1          ┐
+         logit KL after a prompt that was pages  ├─▶ gates ─▶ report card
+needles ─▶ facts found                           │
+tool calls ─▶ JSON that stays the same           ┘
 
 Texts show what most tokens lose; needles and tool calls what a mean hides (one fact, one brace).
 """
@@ -13,13 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from karhunen.card import Gate, ReportCard
 from karhunen.codec import Codec
 from karhunen.evaluation.documents import default_documents, file_documents
 from karhunen.evaluation.metrics import percentile
 from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.restored import score_restored
 from karhunen.evaluation.score import Document, Score, run_dense, score
 from karhunen.evaluation.tasks.needles import Needles
 from karhunen.evaluation.tasks.questions import CONCLUSIVE
@@ -39,6 +42,7 @@ class Limits:
 
     kl: float = 0.02
     kl_p999: float = 1.0
+    pages: float = 0.05
     top1: float = 0.95
     needles: float = 0.9
     tool_calls: float = 0.9
@@ -47,8 +51,8 @@ class Limits:
         shares = {"top1": self.top1, "needles": self.needles, "tool_calls": self.tool_calls}
         if wrong := [name for name, share in shares.items() if not 0 <= share <= 1]:
             raise ValueError(f"{wrong[0]}={shares[wrong[0]]} is not a share; use 0 to 1")
-        if min(self.kl, self.kl_p999) < 0:
-            raise ValueError(f"kl={self.kl}, kl_p999={self.kl_p999}: KL is 0 or more")
+        if min(self.kl, self.kl_p999, self.pages) < 0:
+            raise ValueError(f"kl={self.kl}, kl_p999={self.kl_p999}, pages={self.pages}: KL is 0 or more")
 
 
 @final
@@ -85,11 +89,18 @@ def verify(
         n_code = size.n_documents // 3
         documents = default_documents(tokenizer, n_prose=size.n_documents - n_code, n_code=n_code, seed=seed, **sizes)
     scores: list[Score] = []
+    restored: list[Tensor] = []
     for i, document in enumerate(documents):
         say(f"text {i + 1} of {len(documents)}: {document.prefill_tokens} tokens read, {size.scored_tokens} scored")
-        scores.append(score(model, codec, run_dense(model, document)))
+        dense = run_dense(model, document)
+        scores.append(score(model, codec, dense))
+        if not codec.window.drops:
+            restored.append(score_restored(model, codec, dense)[0])
     bits = scores[0].report.total.coded_bits_per_element or scores[0].report.total.bits_per_element
     gates = _text_gates(scores, limits)
+    if restored:
+        kl = float(torch.cat(restored).double().mean())
+        gates.append(Gate("KL after a prompt restored from pages", kl, limits.pages, at_least=False, unit="nats"))
     say("needles")
     gates.append(_needle_gate(model, tokenizer, codec, limits, size, seed))
     say("tool calls")

@@ -7,6 +7,7 @@ x ◀── frame ── κ ◀── transform ── y ◀── quantizer ─
 import logging
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -214,6 +215,6 @@ def _is_finite(x: Tensor) -> bool:
     return x.numel() == 0 or all(math.isfinite(end) for end in map(float, x.aminmax()))
 
 
-def as_written(device: torch.device) -> torch.autocast:
+def as_written(device: torch.device) -> AbstractContextManager[Any]:
     """Arithmetic in the dtypes that are written down, whatever autocast the model runs under: bytes depend on it."""
-    return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed
-from karhunen.pages.exact import shortest
+from karhunen.pages.exact import most_exact, shortest
 from karhunen.pages.frame import LENGTH, SHRUNK, Entry, Frame, Section
 from karhunen.pages.plan import KeysValues, PagePlan
 from karhunen.pages.sides import SideLayout, opened, raw_bytes, raw_tensor, shrunk
@@ -142,7 +142,13 @@ def _kept(
     """Tokens that stay exact: sinks, and by the rule the shortest of each page, at most its share."""
     sinks = positions < plan.codec.window.sink_tokens
     if exact is not None:
-        return sinks | exact
+        named = int(exact.unflatten(0, (-1, page_tokens)).sum(1).max())
+        if named > most_exact(page_tokens):
+            raise ValueError(
+                f"`exact` names {named} tokens of a page of {page_tokens}, which has room for {most_exact(page_tokens)}; "
+                "name the shortest (karhunen.pages.exact)"
+            )
+        return sinks | exact.to(sinks.device)
     if codec.exceptions is None:
         return sinks
     if plan.shard[1] > 1:

@@ -142,11 +142,13 @@ def _kept(
     """Tokens that stay exact: sinks, and by the rule the shortest of each page, at most its share."""
     sinks = positions < plan.codec.window.sink_tokens
     if exact is not None:
-        named = int(exact.unflatten(0, (-1, page_tokens)).sum(1).max())
-        if named > most_exact(page_tokens):
+        named, room = int(exact.unflatten(0, (-1, page_tokens)).sum(1).max()), 0
+        if codec.exceptions is not None:
+            room = most_exact(page_tokens)
+        if named > room:
             raise ValueError(
-                f"`exact` names {named} tokens of a page of {page_tokens}, which has room for {most_exact(page_tokens)}; "
-                "name the shortest (karhunen.pages.exact)"
+                f"`exact` names {named} tokens of a page of {page_tokens}, which has room for {room}; name the "
+                "shortest of those that the codec's rule names (karhunen.pages.exact)"
             )
         return sinks | exact.to(sinks.device)
     if codec.exceptions is None:

@@ -26,8 +26,10 @@ def test_prompts_end_within_a_call_and_hold_the_records(tmp_path) -> None:  # ty
     assert all(text.endswith(BEGINNING) for text in texts)
     assert texts[0] != texts[1]
     assert all(2200 < len(tokens) <= 2500 for tokens in prepared.tokens)
-    assert "has the number" in texts[0]
     assert texts[0].count('"tool": "book"') == 4
+    wanted = prepared.wanted[0]
+    assert f"Request: book number {wanted['id']} in {wanted['city']} for {wanted['seats']} people." in texts[0]
+    assert texts[0].index('"confirm": true') < 2000 < texts[0].index(str(wanted["id"]))
     assert ToolCalls(n_requests=2, n_tokens=2500).prepare(model, tokenizer, 0, None).inputs == prepared.inputs
     with pytest.raises(ValueError, match="do not fit the model's 4096 positions"):
         ToolCalls(n_tokens=4096).prepare(model, tokenizer, 0, None)

@@ -1,9 +1,9 @@
 """Structured answers: does a tool call, written as JSON, stay the same when its context is coded?
 
-records ─▶ text ─▶ examples of requests and calls ─▶ one more request ─▶ "Call:" ─▶ the model's JSON, dense and coded
+examples of requests and calls ─▶ text ─▶ one more request ─▶ "Call:" ─▶ the model's JSON, dense and coded
 
-What is compared is the parsed object, key by key; a call that the dense model does not write as JSON says nothing.
-A needle is one number; here a wrong brace, quote or field shows, which texts and needles do not.
+The form of a call lies far back, where tokens are coded; a wrong brace, quote, key or field shows, which texts and needles
+do not. Compared is the parsed object with the call that was asked for, among those that the dense model gets right.
 """
 
 import hashlib
@@ -17,15 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from karhunen.codec import Codec
-from karhunen.evaluation.continuation import Prompt, coded_text, dense_text, read_prompt
+from karhunen.evaluation.continuation import coded_text, dense_text, read_prompt
 from karhunen.evaluation.tasks.base import Prepared, Task
-from karhunen.evaluation.tasks.haystacks import FIRST, SECOND, essay, fill
+from karhunen.evaluation.tasks.haystacks import essay, fill
 from karhunen.hf.probe import text_config
 
 BEGINNING = "Call:"
-CITIES = ("Delft", "Lisbon", "Oslo", "Turin", "Ghent", "Porto", "Kyoto", "Quito", "Bergen", "Graz", "Leeds", "Tampa")
+CITIES = ("Delft", "Rome", "Oslo", "Turin", "Ghent", "Paris", "Kyoto", "Quito", "Bergen", "Vienna", "Leeds", "Berlin")
 MAX_NEW_TOKENS = 56
-N_RECORDS = 6
 N_EXAMPLES = 4
 
 
@@ -47,22 +46,23 @@ class ToolCalls(Task):
         room = getattr(text_config(model), "max_position_embeddings", None)
         if room is not None and self.n_tokens + MAX_NEW_TOKENS > room:
             raise ValueError(f"tool calls after {self.n_tokens} tokens do not fit the model's {room} positions")
-        prompts = [
-            _prompt(tokenizer, self.n_tokens, random.Random(f"tool call {seed} {i}"))
+        asked = [
+            _asked(tokenizer, self.n_tokens, random.Random(f"tool call {seed} {i}"))
             for i in range(min(self.n_requests, limit or self.n_requests))
         ]
-        return PreparedToolCalls(model, tokenizer, prompts)
+        return PreparedToolCalls(model, tokenizer, asked)
 
 
 @final
 class PreparedToolCalls(Prepared):
-    """Prompts as token ids."""
+    """Prompts as token ids, and the call that each asks for."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, prompts: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Any, asked: Sequence[tuple[str, dict[str, Any]]]) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.wanted = [call for _, call in asked]
         self.tokens: list[Tensor] = [
-            torch.tensor(tokenizer(prompt, truncation=False, verbose=False)["input_ids"]) for prompt in prompts
+            torch.tensor(tokenizer(prompt, truncation=False, verbose=False)["input_ids"]) for prompt, _ in asked
         ]
 
     @property
@@ -71,26 +71,25 @@ class PreparedToolCalls(Prepared):
         return hashlib.sha256(b"|".join(tokens.numpy().tobytes() for tokens in self.tokens)).hexdigest()[:16]
 
     def measure(self, codec: Codec) -> dict[str, Any]:
-        """Both calls of each prompt, and the share that is the same among those that the dense model writes as JSON."""
+        """Both calls of each prompt; `same` is the share of the dense model's right calls that stay right."""
         calls: list[dict[str, Any]] = []
-        for tokens in self.tokens:
+        for tokens, wanted in zip(self.tokens, self.wanted, strict=True):
             prompt = read_prompt(self.model, tokens)
-            dense = self._call(prompt, dense_text(self.model, prompt, MAX_NEW_TOKENS, self._stop))
-            coded = self._call(prompt, coded_text(self.model, codec, prompt, MAX_NEW_TOKENS, self._stop)[0])
-            objects = parsed(dense), parsed(coded)
-            same = objects[0] is not None and objects[0] == objects[1]
-            calls.append({"dense": dense, "coded": coded, "valid": objects[0] is not None, "same": same})
-        valid = [call for call in calls if call["valid"]]
+            dense = self._call(dense_text(self.model, prompt, MAX_NEW_TOKENS, self._stop))
+            coded = self._call(coded_text(self.model, codec, prompt, MAX_NEW_TOKENS, self._stop)[0])
+            right = {"dense_right": parsed(dense) == wanted, "coded_right": parsed(coded) == wanted}
+            calls.append({"wanted": wanted, "dense": dense, "coded": coded, **right})
+        known = [call for call in calls if call["dense_right"]]
         return {
             "metrics": {
-                "same": sum(call["same"] for call in valid) / len(valid) if valid else 0.0,
-                "dense_valid": len(valid) / len(calls),
+                "same": sum(call["coded_right"] for call in known) / len(known) if known else 0.0,
+                "dense_right": len(known) / len(calls),
                 "n_requests": len(calls),
             },
             "calls": calls,
         }
 
-    def _call(self, prompt: Prompt, tokens: list[int]) -> str:
+    def _call(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip().partition("\n")[0]
 
     @property
@@ -107,31 +106,24 @@ def parsed(call: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _prompt(tokenizer: Any, n_tokens: int, rng: random.Random) -> str:
-    names = rng.sample([f"{a}-{b}" for a in FIRST for b in SECOND], N_RECORDS)
-    records = [
-        {"id": rng.randrange(1000, 10_000), "name": name, "city": rng.choice(CITIES), "seats": rng.randrange(2, 40)}
-        for name in names
-    ]
-    asked = [rng.choice(records) for _ in range(N_EXAMPLES + 1)]
-    table = "\n".join(
-        f"{r['name']} has the number {r['id']}, is in {r['city']} and takes {r['seats']}." for r in records
-    )
-    shown = "\n".join(f"{_request(r)}\nCall: {json.dumps(_call_for(r))}" for r in asked[:-1])
+def _asked(tokenizer: Any, n_tokens: int, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    """A prompt of about `n_tokens` tokens, and the call it asks for."""
+    calls = [
+        {
+            "tool": "book", "id": rng.randrange(1000, 10_000), "city": rng.choice(CITIES), "seats": rng.randrange(2, 40),
+            "confirm": True,
+        }
+        for _ in range(N_EXAMPLES + 1)
+    ]  # fmt: skip
+    shown = "\n".join(f"{_request(call)}\n{BEGINNING} {json.dumps(call)}" for call in calls[:-1])
     lines = essay(rng)
 
     def make(n: int) -> str:
         text = "\n".join(lines[:n])
-        return (
-            f"{table}\n\n{text}\n\nEach request becomes a call, as JSON.\n{shown}\n{_request(asked[-1])}\n{BEGINNING}"
-        )
+        return f"Each request becomes a call, as JSON.\n{shown}\n\n{text}\n\n{_request(calls[-1])}\n{BEGINNING}"
 
-    return fill(tokenizer, n_tokens, make, len(lines))
+    return fill(tokenizer, n_tokens, make, len(lines)), calls[-1]
 
 
-def _request(record: dict[str, Any]) -> str:
-    return f"Request: book {record['name']} for everyone it takes."
-
-
-def _call_for(record: dict[str, Any]) -> dict[str, Any]:
-    return {"tool": "book", "id": record["id"], "city": record["city"], "seats": record["seats"], "confirm": True}
+def _request(call: dict[str, Any]) -> str:
+    return f"Request: book number {call['id']} in {call['city']} for {call['seats']} people."

@@ -2,8 +2,8 @@
 
 examples of requests and calls ─▶ text ─▶ one more request ─▶ "Call:" ─▶ the model's JSON, dense and coded
 
-The form of a call lies far back, where tokens are coded; a wrong brace, quote, key or field shows, which texts and needles
-do not. Compared is the parsed object with the call that was asked for, among those that the dense model gets right.
+The form of a call lies far back, where tokens are coded; a wrong brace, quote, key or field shows, which texts and
+needles do not. Compared is the parsed object with the call that was asked for, among those the dense model gets right.
 """
 
 import hashlib
@@ -110,11 +110,14 @@ def _asked(tokenizer: Any, n_tokens: int, rng: random.Random) -> tuple[str, dict
     """A prompt of about `n_tokens` tokens, and the call it asks for."""
     calls = [
         {
-            "tool": "book", "id": rng.randrange(1000, 10_000), "city": rng.choice(CITIES), "seats": rng.randrange(2, 40),
+            "tool": "book",
+            "id": rng.randrange(1000, 10_000),
+            "city": rng.choice(CITIES),
+            "seats": rng.randrange(2, 40),
             "confirm": True,
         }
         for _ in range(N_EXAMPLES + 1)
-    ]  # fmt: skip
+    ]
     shown = "\n".join(f"{_request(call)}\n{BEGINNING} {json.dumps(call)}" for call in calls[:-1])
     lines = essay(rng)
 

@@ -173,7 +173,10 @@ def check_attention(shape: dict, options: dict) -> dict:
     errors = {"mean": got.mean.cpu() - wanted.mean, "log_sum": got.log_sum.cpu() - wanted.log_sum}
     errors = {name: float(error.nan_to_num(0, torch.inf).abs().max()) for name, error in errors.items()}
     pairs = ((got.mean, wanted.mean), (got.log_sum, wanted.log_sum))
-    right = all(torch.allclose(found.cpu().double(), known, **gpu.TOLERANCE) for found, known in pairs)
+    right = all(
+        torch.allclose(found.cpu().double(), known, rtol=0, atol=gpu.TOLERANCE * float(known.abs().max()))
+        for found, known in pairs
+    )
     return {"right": right, **errors}
 
 

@@ -1,4 +1,4 @@
-"""What every test shares: types and shapes checked at run time, one thread, fast tests first, poisoned memory.
+"""What every test shares: types and shapes checked at run time, a number of threads, fast tests first, poisoned memory.
 
 The hook must stand before anything imports karhunen. Modules that compile their functions (Numba, Triton) are left
 out: a compiler cannot look through a checking wrapper. Their naive twins, of the same signatures, are checked.
@@ -56,11 +56,15 @@ import_module("karhunen.monitoring.allocator").keep_freed_memory()
 torch.set_num_threads(1)  # for what is built at import
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--threads", type=int, default=1, help="threads of every test that does not ask for its own")
+
+
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The suite runs in two processes, and on tiny models threads cost more than they bring."""
+def n_threads_of_torch(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One unless asked for: the suite runs in two processes, and on tiny models threads cost more than they bring."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(request.config.getoption("--threads"))
     yield
     torch.set_num_threads(before)
 

@@ -26,6 +26,7 @@ _HOME = {
     "HubCodec": "karhunen.hf.hub",
     "compressed": "karhunen.hf.compressed",
     "make_cache": "karhunen.hf.compressed",
+    "enable": "karhunen.hf.attention",
     "load": "karhunen.hf.embedded",
 }
 

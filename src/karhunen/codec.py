@@ -144,13 +144,15 @@ class LayerCodec:
 @final
 @dataclass(frozen=True)
 class Origin:
-    """Where a codec comes from: recipe name and fingerprint, calibration text and its length, versions."""
+    """Where a codec comes from: recipe name and fingerprint, calibration text and its length, versions; and what was
+    noted while it was fitted, such as heads where an error costs nothing."""
 
     recipe: str = ""
     recipe_fingerprint: str = ""
     calibration: tuple[str, ...] = ()
     n_tokens: int = 0
     versions: Mapping[str, str] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @final

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from karhunen.codec import Codec, LayerCodec, Origin, SideCodec
 from karhunen.frames.rope_frame import join_heads
+from karhunen.metrics.base import costs_nothing
 from karhunen.quantizers.base import QuantizerData
 from karhunen.recipe import Recipe, Side, unrotated
 from karhunen.statistics.gathered import LayerStatistics, Statistics
@@ -22,6 +23,7 @@ from karhunen.statistics.need import SLOTS, Need, Slot
 from karhunen.statistics.samples import Samples
 from karhunen.transforms.base import Transform, TransformData
 from karhunen.transforms.chain import transformed_moments
+from karhunen.values import dismantle
 from karhunen.windows.small_norm import NormBelow
 
 Key = tuple[int, Slot]
@@ -53,7 +55,8 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     """The codec of `recipe` for the model that `statistics` describe.
 
     Sliding-window layers stay exact: their size is bounded. Raises ValueError naming the layer if a statistic is
-    missing, a size does not fit, or the recipe's frame needs a rotation that the model does not have.
+    missing or zero in every layer, a size does not fit, the recipe's frame needs a rotation that the model does not
+    have, or a fitted table would hold NaN or infinity.
     """
     left = reasons_left_exact(recipe, statistics.model)
     _refuse_missing_rotation(recipe, statistics)
@@ -62,6 +65,9 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
         for layer in range(len(statistics.model.layers)) if layer not in left
         for slot in SLOTS if (job := _job(recipe, statistics, layer, slot))
     }  # fmt: skip
+    for key, job in jobs.items():
+        _named(key, _refuse_non_finite, job, job.statistics.measured, "measured")
+    notes = _notes(jobs)
     means = {key: _named(key, _frame_mean, job) for key, job in jobs.items()}
     vectors = {key: _moments(job, means[key]) for key, job in jobs.items()}
     transforms = {key: _named(key, _fit_transform, job, vectors[key]) for key, job in jobs.items()}
@@ -71,11 +77,13 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
         key: _named(key, _fit_side, job, means[key], transforms[key], moments[key], rates[key])
         for key, job in jobs.items()
     }  # fmt: skip
+    for key, job in jobs.items():
+        _named(key, _refuse_non_finite, job, sides[key], "fitted")
     layers = {
         layer: LayerCodec(sides[layer, "key"], sides[layer, "value"], _exceptions(recipe, statistics.layers[layer]))
         for layer, slot in jobs if slot == "key"
     }  # fmt: skip
-    return Codec(statistics.model, recipe.window, layers, left, _origin(recipe, statistics))
+    return Codec(statistics.model, recipe.window, layers, left, _origin(recipe, statistics, notes))
 
 
 def samples_and_variances(recipe: Recipe, statistics: Statistics, layer: int, slot: Slot) -> tuple[Tensor, Tensor]:
@@ -86,6 +94,41 @@ def samples_and_variances(recipe: Recipe, statistics: Statistics, layer: int, sl
     vectors = _moments(job, mean)
     transform = _fit_transform(job, vectors)
     return _samples(job, mean, transform), _spectrum(transformed_moments(vectors, transform), job)
+
+
+def _notes(jobs: Mapping[Key, _Job]) -> tuple[str, ...]:
+    """Where an error costs nothing by what was measured; ValueError if that is so everywhere: no model is like that."""
+    found: dict[Key, list[int]] = {}
+    wanted: set[Need] = set()
+    n_blind = n_groups = 0
+    for key, job in jobs.items():
+        for need in job.side.metric.needs(job.about) - {job.about}:
+            blind = costs_nothing(_named(key, lambda job, need: job.statistics.get(need, Moments), job, need))
+            found[key] = blind.nonzero().flatten().tolist()
+            n_blind, n_groups = n_blind + int(blind.sum()), n_groups + len(blind)
+            wanted.add(need)
+    if n_groups and n_blind == n_groups:
+        raise ValueError(
+            f"the {'; '.join(sorted(map(str, wanted)))} are zero in every layer, so they do not say where bits go; "
+            "calibrate again, on longer texts"
+        )
+    return tuple(
+        f"layer {layer}, {slot}s: an error costs nothing in head group{'s' * (len(groups) > 1)} "
+        f"{', '.join(map(str, groups))} (pruned?), which get the fewest bits there are"
+        for (layer, slot), groups in found.items() if groups
+    )  # fmt: skip
+
+
+def _refuse_non_finite(_: _Job, value: object, said: str) -> None:
+    """ValueError if a tensor holds NaN or infinity: whatever was coded with it would be read as NaN."""
+    tensors: dict[str, Tensor] = {}
+    dismantle(value, tensors)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.float().isfinite().all()):
+            raise ValueError(
+                f"what was {said} holds NaN or infinity ({name}); calibrate on more and longer texts, or use another "
+                "recipe"
+            )
 
 
 def _refuse_missing_rotation(recipe: Recipe, statistics: Statistics) -> None:
@@ -224,11 +267,11 @@ def _named(key: Key, step, job: _Job, *rest):  # type: ignore[no-untyped-def]
         raise ValueError(f"layer {key[0]}, {key[1]}s: {error}") from error
 
 
-def _origin(recipe: Recipe, statistics: Statistics) -> Origin:
+def _origin(recipe: Recipe, statistics: Statistics, notes: tuple[str, ...]) -> Origin:
     versions: dict[str, str] = {}
     for package in ("karhunen", "torch", "transformers"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return Origin(recipe.name, recipe.fingerprint(), statistics.sources, statistics.n_tokens, versions)
+    return Origin(recipe.name, recipe.fingerprint(), statistics.sources, statistics.n_tokens, versions, notes)

@@ -1,14 +1,19 @@
 """An artifact is a folder: `config.json`, readable, and one safetensors file of tables; never pickle.
 
+    .karhunen-new/{tensors.safetensors, config.json}  ─▶  config.json  ─▶  tensors.safetensors
+
 The configuration names its format, format version and the SHA-256 of the tensors and of its own content, so that a
-truncated or altered file is refused. A folder appears whole or not at all.
+truncated or altered file is refused. A new one takes the old one's place in one step, the second of the three: a reader
+takes the tensors that the configuration names, wherever a killed writer left them. Nothing else is ever removed: a
+folder that holds other things is refused.
 """
 
 import hashlib
 import json
-import shutil
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,68 +22,231 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 CONFIG, TENSORS = "config.json", "tensors.safetensors"
+NEW = ".karhunen-new"  # a folder for what is being written
+FORMATS = "karhunen-"  # how every format of ours begins
+READ_ATTEMPTS = 10  # where the artifact is replaced while it is read
+SHOWN_NAMES = 3
 
 
 def write_folder(
     folder: Path, format_name: str, version: int, body: Mapping[str, Any], tensors: dict[str, Tensor]
 ) -> None:
-    """Write an artifact, replacing one of the same format; ValueError if `folder` holds anything else."""
-    check_target(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    """Write an artifact, replacing one of the same format. Artifacts in folders inside it stay, and a link to a folder
+    stays a link. ValueError if the folder holds anything else, or cannot be written."""
+    folder = folder.resolve()
+    check_target(folder, format_name)
+    # layers may share a tensor (one rotation for all); safetensors wants each to have memory of its own
+    apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    new = folder / NEW
     try:
-        # layers may share a tensor (one rotation for all); safetensors wants each to have memory of its own
-        apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-        save_file(apart, work / TENSORS)
-        hashes = {"tensors_sha256": _sha256(work / TENSORS), "body_sha256": _body_sha256(body)}
-        config = {"format": format_name, "version": version, **hashes, **body}
-        (work / CONFIG).write_text(json.dumps(config, indent=1) + "\n")
-        work.chmod(0o755)
-        if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-            folder.replace(old / "old")
-            work.replace(folder)
-            shutil.rmtree(old)
-        else:
-            work.replace(folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        with _made(folder), _alone(folder):
+            _finish(folder)
+            try:
+                _save(new, format_name, version, body, apart)
+                (new / CONFIG).replace(folder / CONFIG)
+                (new / TENSORS).replace(folder / TENSORS)
+            finally:
+                _finish(folder)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"cannot write {folder}: {error}; what was there before is still whole") from error
 
 
-def check_target(folder: Path) -> None:
+def check_target(folder: Path, format_name: str) -> None:
     """ValueError if an artifact cannot be written there: ask before long work whose result goes into `folder`."""
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / CONFIG).is_file())):
-        raise ValueError(f"{folder} exists and is not a karhunen artifact; choose another folder")
+    folder = folder.resolve()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; an artifact is a folder, so choose another place")
+    if foreign := _foreign(folder, format_name):
+        more = f" and {len(foreign) - SHOWN_NAMES} more" if len(foreign) > SHOWN_NAMES else ""
+        raise ValueError(
+            f"{folder} holds {', '.join(foreign[:SHOWN_NAMES])}{more}, which no {format_name} consists of; "
+            "choose a new or empty folder, or one that holds nothing else"
+        )
+    check_writable(folder)
+
+
+def check_new(folder: Path) -> None:
+    """ValueError unless the folder is new or empty, and can be written."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; choose a folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; choose another folder")
+    check_writable(folder)
+
+
+def check_writable(folder: Path) -> None:
+    """ValueError if no file can be made there. Tries it, and leaves nothing behind."""
+    try:
+        with _made(folder, keep=False), tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write into {folder}: {error.strerror}; choose another folder") from error
+
+
+def remove_folder(folder: Path, format_name: str) -> None:
+    """Remove an artifact, and the folder if it holds nothing else; what is no artifact of this format stays."""
+    if _format_of(folder) != format_name:
+        return
+    _finish(folder)
+    for name in (CONFIG, TENSORS):  # the configuration first: without it there is none
+        (folder / name).unlink(missing_ok=True)
+    _remove_if_empty(folder)
+
+
+def open_to_readers(folder: Path) -> None:
+    """Give every file the permissions that a new one gets here: safetensors makes files that only their owner reads."""
+    probe = folder / ".karhunen-probe"
+    probe.touch()
+    usual = probe.stat().st_mode & 0o777
+    probe.unlink()
+    for path in folder.iterdir():
+        if path.is_file() and not path.is_symlink():
+            path.chmod(usual)
 
 
 def read_folder(folder: Path, format_name: str, version: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Configuration and tensors of an artifact; ValueError saying what is wrong with it."""
-    if not (folder / CONFIG).is_file():
-        raise ValueError(f"no artifact at {folder}: it has no {CONFIG}; make one with `karhunen calibrate`")
-    try:
-        config = cast("dict[str, Any]", json.loads((folder / CONFIG).read_text()))
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from error
-    if not isinstance(config, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ValueError(f"{folder / CONFIG} holds no artifact: it is a {type(config).__name__}, not an object")
+    for _ in range(READ_ATTEMPTS):
+        before = _state(folder / CONFIG)
+        config = _read_config(folder)
+        _check_config(folder, config, format_name, version)
+        if (tensors := _tensors_named(folder, config)) is not None:
+            return config, tensors
+        if _state(folder / CONFIG) != before:
+            continue  # another one took its place meanwhile
+        if not (folder / TENSORS).is_file():
+            raise ValueError(f"{folder} is incomplete: {TENSORS} is missing")
+        raise ValueError(
+            f"{folder / TENSORS} is truncated or altered: its SHA-256 is not the one in {CONFIG}; make it again"
+        )
+    raise ValueError(f"{folder} is written again and again while it is read; wait for the writer to end")
+
+
+def _check_config(folder: Path, config: dict[str, Any], format_name: str, version: int) -> None:
     if config.get("format") != format_name:
         raise ValueError(f"{folder} holds {config.get('format')!r}, not {format_name!r}")
     if config.get("version") != version:
         raise ValueError(
             f"{folder} has format version {config.get('version')}; this karhunen reads version {version}: make it again"
         )
-    path = folder / TENSORS
-    if not path.is_file():
-        raise ValueError(f"{folder} is incomplete: {TENSORS} is missing")
-    if _sha256(path) != config.get("tensors_sha256"):
-        raise ValueError(f"{path} is truncated or altered: its SHA-256 is not the one in {CONFIG}; make it again")
     body = {k: v for k, v in config.items() if k not in ("format", "version", "tensors_sha256", "body_sha256")}
     if _body_sha256(body) != config.get("body_sha256"):
         raise ValueError(f"{folder / CONFIG} is altered: its SHA-256 is not the one it names; make it again")
+
+
+def _tensors_named(folder: Path, config: dict[str, Any]) -> dict[str, Tensor] | None:
+    """What the file holds that the configuration names; None if no file is it, or one was replaced meanwhile."""
+    for path in (folder / TENSORS, folder / NEW / TENSORS, folder / TENSORS):  # it may get its name between two looks
+        try:
+            before = _state(path)
+            if _sha256(path) == config.get("tensors_sha256"):
+                tensors = load_file(path)
+                if _state(path) == before:
+                    return tensors
+        except FileNotFoundError:
+            continue
+        except SafetensorError as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+    return None
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Tells a file from one that took its place; None if there is none."""
+    if not path.exists():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"no artifact at {folder}: it has no {CONFIG}; make one with `karhunen calibrate`")
     try:
-        return config, load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        config = cast("dict[str, Any]", json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from error
+    if not isinstance(config, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"{folder / CONFIG} holds no artifact: it is a {type(config).__name__}, not an object")
+    return config
+
+
+def _format_of(folder: Path) -> str:
+    """What its configuration says the folder holds; empty if it says nothing."""
+    try:
+        return str(_read_config(folder).get("format", ""))
+    except (ValueError, OSError):
+        return ""
+
+
+def _foreign(folder: Path, format_name: str) -> list[str]:
+    """Names in the folder of what is neither part of an artifact of the format nor an artifact of ours in a folder."""
+    if not folder.is_dir():
+        return []
+    ours = {NEW}
+    if _format_of(folder) == format_name:
+        ours |= {CONFIG, TENSORS}
+    return sorted(
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in folder.iterdir()
+        if path.name not in ours and not (path.is_dir() and _format_of(path).startswith(FORMATS))
+    )
+
+
+def _save(new: Path, format_name: str, version: int, body: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Both files in a new folder."""
+    new.mkdir()
+    save_file(tensors, new / TENSORS)
+    open_to_readers(new)
+    hashes = {"tensors_sha256": _sha256(new / TENSORS), "body_sha256": _body_sha256(body)}
+    said = {"format": format_name, "version": version, **hashes, **body}
+    (new / CONFIG).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+
+
+def _finish(folder: Path) -> None:
+    """Clear away what a writer left: its tensors get their name if they count already, the rest is removed."""
+    new = folder / NEW
+    if not new.is_dir():
+        return
+    there = (new / TENSORS).is_file() and (folder / CONFIG).is_file()
+    if there and _read_config(folder).get("tensors_sha256") == _sha256(new / TENSORS):
+        (new / TENSORS).replace(folder / TENSORS)
+    for path in new.iterdir():  # files of ours, and those that safetensors writes under passing names
+        path.unlink()
+    new.rmdir()
+
+
+@contextmanager
+def _made(folder: Path, keep: bool = True) -> Iterator[None]:
+    """The folder, and those above it, are there; what was made for it goes again if it is empty in the end."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    with ExitStack() as undo:
+        for path in reversed(missing):
+            path.mkdir(exist_ok=True)
+            undo.callback(_remove_if_empty, path)
+        yield
+        if keep:
+            undo.pop_all()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One writer at a time, where the system can lock a folder; the lock goes with the process."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows: two writers of one artifact are on their own
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _body_sha256(body: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tests.closeness import assert_near
 from tests.synthetic import seeded
 from torch import Tensor
 
@@ -99,7 +100,7 @@ def test_the_scope_decides_who_shares_a_line() -> None:
     variance = {0: torch.tensor([[16.0, 16.0], [1.0, 1.0]]).double(), 1: torch.tensor([[256.0, 256.0]] * 2).double()}
     cost = dict.fromkeys(variance, REAL)
     head, layer, model = (WaterFilling(3.0, scope).rates(variance, cost) for scope in ("head", "layer", "model"))  # type: ignore[arg-type]
-    assert torch.allclose(head[0], torch.full((2, 2), 3.0).double(), atol=1e-6)
+    assert_near(head[0], torch.full((2, 2), 3.0).double(), 1e-6)
     assert layer[0].mean(-1).tolist() == pytest.approx([4.0, 2.0], abs=1e-6)
     assert layer[1].mean(-1).tolist() == pytest.approx([3.0, 3.0], abs=1e-6)
     assert model[0].mean(-1).tolist() == pytest.approx([2.5, 0.5], abs=1e-6)
@@ -110,7 +111,7 @@ def test_whole_bytes_where_the_quantizer_asks_for_them() -> None:
     variance = torch.logspace(1, -2, 32, dtype=torch.float64).expand(3, 32) * torch.tensor([[4.0], [1.0], [0.1]])
     rates = filled(variance, 2.0, RateCost(integer=False, max_bits=24, unit_bits=8))
     sums = rates.sum(-1)
-    assert torch.allclose(sums / 8, (sums / 8).round(), atol=1e-6)
+    assert_near(sums / 8, (sums / 8).round(), 1e-6)
     assert float(sums.sum()) == pytest.approx(2 * 96, abs=1e-6)
     assert sums[0] > sums[1] > sums[2]
 

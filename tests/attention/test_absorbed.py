@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.closeness import SUM, assert_near
 from tests.synthetic import SMALL, WINDOW, cached, quick, rotary, seeded, statistics
 from torch import Tensor
 
@@ -17,9 +18,6 @@ from karhunen.recipe import Recipe, Side
 from karhunen.recipes import make
 from karhunen.statistics.need import SLOTS
 from karhunen.transforms.klt import KLT
-
-# Scores are sums in another order, in float64 of float32 tables.
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 KLT_SIDE = Side(transform=KLT())
 BLOCK = 16
@@ -65,20 +63,20 @@ def both(recipe: Recipe, t: int, b: int = 1, m: int = 2, first: int = 0) -> tupl
 @pytest.mark.parametrize("name", RECIPES)
 def test_reading_coefficients_equals_decoding_then_softmax(name: str) -> None:
     ours, defined = both(RECIPES[name], t=64)
-    torch.testing.assert_close(ours.output, defined.output, **TOLERANCE)
-    torch.testing.assert_close(ours.log_sum, defined.log_sum, **TOLERANCE)
+    assert_near(ours.output, defined.output, SUM)
+    assert_near(ours.log_sum, defined.log_sum, SUM)
 
 
 @pytest.mark.parametrize(("t", "first"), [(1, 0), (BLOCK, 0), (BLOCK + 1, 0), (50, 5), (33, 1000)])
 def test_blocks_may_begin_and_end_anywhere(t: int, first: int) -> None:
     ours, defined = both(RECIPES["block_joined"], t, first=first)
-    torch.testing.assert_close(ours.output, defined.output, **TOLERANCE)
+    assert_near(ours.output, defined.output, SUM)
 
 
 def test_rows_of_a_batch_have_positions_of_their_own() -> None:
     ours, defined = both(RECIPES["block"], 40, b=3)
-    torch.testing.assert_close(ours.output, defined.output, **TOLERANCE)
-    torch.testing.assert_close(ours.log_sum, defined.log_sum, **TOLERANCE)
+    assert_near(ours.output, defined.output, SUM)
+    assert_near(ours.log_sum, defined.log_sum, SUM)
 
 
 def test_the_output_projection_absorbs_the_values_transform() -> None:
@@ -91,7 +89,7 @@ def test_the_output_projection_absorbs_the_values_transform() -> None:
     sums = absorbed.attend_coefficients(layer, *rest).output  # [b q m r]
     offset = layer.value.offset.repeat_interleave(2, 0).flatten() @ weight.mT
     direct = torch.einsum("bqmr,qrn->bmn", sums, layer.output_weight(weight)) + offset
-    torch.testing.assert_close(direct, plain, **TOLERANCE)
+    assert_near(direct, plain, SUM)
 
 
 def test_coefficients_without_bits_are_not_read() -> None:

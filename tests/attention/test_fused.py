@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from tests.closeness import assert_near
 from tests.synthetic import SMALL, WINDOW, cached, quick, seeded, statistics
 from torch import Tensor
 
@@ -103,7 +104,7 @@ def queries(b: int, m: int, n_heads: int = SMALL.n_query_heads) -> Tensor:
 def assert_equal(codec: LayerCodec, held: Snapshot, query: Tensor, **settings) -> None:
     reader = reader_of(codec, held)
     ours = fused.attend(reader, held, query, scale=SMALL.key_dim**-0.5, **settings)
-    torch.testing.assert_close(ours.double(), defined(codec, held, query, **settings), **fused.TOLERANCE)
+    assert_near(ours, defined(codec, held, query, **settings), fused.TOLERANCE)
 
 
 @pytest.mark.parametrize("m", [1, 7])
@@ -145,7 +146,7 @@ def test_rows_padded_on_the_left_have_positions_of_their_own(name: str, m: int) 
     added = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[:, None]
     ours = fused.attend(reader_of(codec, held), held, query, scale=SMALL.key_dim**-0.5, mask=added)
     expected = defined(codec, held, query, mask=seen[:, None])
-    torch.testing.assert_close(ours.double(), expected, **fused.TOLERANCE)
+    assert_near(ours, expected, fused.TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["block_centered", "scalars"])
@@ -182,7 +183,7 @@ def test_half_precision_models_read_the_same(dtype: torch.dtype) -> None:
     ours = fused.attend(reader_of(codec, held), held, query, scale=SMALL.key_dim**-0.5)
     assert ours.dtype == dtype
     step = torch.finfo(dtype).eps  # the decoded path rounds every key and value, this one only the output
-    torch.testing.assert_close(ours.double(), defined(codec, held, query), rtol=8 * step, atol=8 * step)
+    assert_near(ours, defined(codec, held, query), 8 * step)
 
 
 def test_a_mask_that_differs_between_queries_is_refused() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.closeness import assert_near
 from tests.hf.tiny import build
 
 from karhunen.calibration.calibrate import calibrate, layers_to_measure
@@ -31,7 +32,7 @@ def run(model: Any, tokens: Any, needs: Any = NEEDS, **settings: Any) -> Statist
     return calibrate(model, tokens, needs, **{"min_tokens": 16, "sequence_tokens": 32, **settings})
 
 
-def assert_same(one: Statistics, other: Statistics, rtol: float = 1e-9) -> None:
+def assert_same(one: Statistics, other: Statistics, share: float = 1e-9) -> None:
     assert one.model == other.model
     assert one.layers.keys() == other.layers.keys()
     for index, layer in one.layers.items():
@@ -40,7 +41,7 @@ def assert_same(one: Statistics, other: Statistics, rtol: float = 1e-9) -> None:
         assert layer.measured.keys() == theirs.measured.keys()
         for need, statistic in layer.measured.items():
             for name, tensor in vars(statistic).items():
-                torch.testing.assert_close(tensor, getattr(theirs.measured[need], name), rtol=rtol, atol=rtol)
+                assert_near(tensor, getattr(theirs.measured[need], name), share)
 
 
 class Tokenizer:
@@ -233,6 +234,22 @@ def test_a_state_of_other_inputs_or_a_damaged_one_is_not_resumed(
     assert told == [32, 64, 96]
 
 
+def test_what_lies_beside_the_state_of_a_calibration_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("karhunen.calibration.resume.INTERVAL_SECONDS", 0.0)
+    (tmp_path / "mine.txt").write_text("precious")
+
+    def put_something_inside(done: int, total: int) -> None:
+        for state in list(tmp_path.iterdir()):
+            if (state / "config.json").is_file():
+                state.with_name(f"{state.name}-copy").mkdir(exist_ok=True)  # named as a state is, but for its end
+                (state / "note.txt").write_text("precious")
+
+    run(build("llama"), ids(3, 32), resume_dir=tmp_path, progress=put_something_inside)
+    left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert left == ["mine.txt", *["note.txt"] * (len(left) - 1)], "the states themselves are gone"
+    assert "note.txt" in left
+
+
 def test_calibration_leaves_the_model_and_the_tokenizer_as_they_were() -> None:
     model, tokenizer = build("llama").train(), SimpleNamespace()
     run(model, ids(2, 32), tokenizer=tokenizer)
@@ -245,7 +262,7 @@ def test_statistics_survive_the_disk(tmp_path: Path) -> None:
     found = run(build("gemma3"), ids(2, 32), layers=range(3))
     save_statistics(found, tmp_path / "statistics")
     again = load_statistics(tmp_path / "statistics")
-    assert_same(again, found, rtol=0.0)
+    assert_same(again, found, share=0.0)
     assert again.sources == found.sources
     for index, layer in found.layers.items():
         key, theirs = layer.key_rotary, again.layers[index].key_rotary

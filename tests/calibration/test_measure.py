@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from tests.closeness import LAYERS, assert_near
 from tests.hf.test_capture import own_attention
 from tests.hf.tiny import build
 
@@ -46,7 +47,7 @@ def slot(found: DetectedRotary, need: Need) -> Rotary | None:
 def assert_same(one: Moments | Samples, other: Moments | Samples) -> None:
     assert type(one) is type(other)
     for name, tensor in vars(one).items():
-        torch.testing.assert_close(tensor, getattr(other, name), rtol=1e-4, atol=1e-4)
+        assert_near(tensor, getattr(other, name), LAYERS)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -96,7 +97,7 @@ def test_the_frame_of_block_one_holds_the_keys_before_rope(family: str) -> None:
         heads = keys[0] if keys.shape[-3] == observation.key.shape[1] else keys[0].transpose(0, 1)  # [h t d]
         got = measure(Need("samples", "key", 1), observation, found[observation.layer].key)
         assert isinstance(got, Samples)
-        torch.testing.assert_close(got.vectors, heads, rtol=1e-3, atol=1e-3)
+        assert_near(got.vectors, heads, LAYERS)
 
 
 def expected_queries(seen: Observation, need: Need, rotary: Rotary | None) -> Moments:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.closeness import LAYERS, SUM, assert_near
 from tests.hf.tiny import build
 from tests.synthetic import seeded
 
@@ -44,7 +45,7 @@ def test_the_correction_solves_the_normal_equations() -> None:
     found = pairs()
     for towards in (True, False):
         new = corrected_weight(weight, found, 1e-12, towards)
-        assert torch.allclose(found.gram @ new.mT, found.cross @ weight.mT, atol=1e-6)
+        assert_near(found.gram @ new.mT, found.cross @ weight.mT, 1e-9)  # a ridge of 1e-12 and its condition
         best = found.error(new, weight)
         assert best < found.error(weight, weight)
         assert best <= found.error(new + 1e-3 * torch.randn(7, 12, generator=seeded(4)), weight)
@@ -54,12 +55,12 @@ def test_the_correction_solves_the_normal_equations() -> None:
 def test_without_an_error_there_is_no_correction(ridge: float) -> None:
     dense = torch.randn(50, 12, generator=seeded(1))
     weight = torch.randn(7, 12, generator=seeded(3))
-    assert torch.allclose(corrected_weight(weight, OutputPairs.of(dense, dense), ridge), weight, atol=1e-5)
+    assert_near(corrected_weight(weight, OutputPairs.of(dense, dense), ridge), weight, SUM)
 
 
 def test_a_large_ridge_pulls_to_the_weight_or_to_zero() -> None:
     weight = torch.randn(7, 12, generator=seeded(3))
-    assert torch.allclose(corrected_weight(weight, pairs(), 1e9), weight, atol=1e-4)
+    assert_near(corrected_weight(weight, pairs(), 1e9), weight, 1e-4)  # what a ridge of 1e9 leaves
     assert corrected_weight(weight, pairs(), 1e9, towards_weight=False).abs().max() < 1e-4
 
 
@@ -103,7 +104,7 @@ def test_the_measured_vectors_are_those_of_the_compressed_cache() -> None:
     handle.remove()
     seen = torch.cat(rows)[LENGTH - found.count :].double()
     assert 0 < found.count < LENGTH
-    assert torch.allclose(seen.mT @ seen, found.gram, rtol=1e-3, atol=1e-3)
+    assert_near(seen.mT @ seen, found.gram, LAYERS)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.closeness import LAYERS, SUM, assert_near
 from tests.hf.tiny import build
 from torch import Tensor
 
@@ -63,7 +64,7 @@ def test_a_projection_makes_what_the_layer_caches(family: str, slot: Any) -> Non
     assert isinstance(found, Projection)
     made = hidden[0].double() @ found.weight.double() + found.bias.double()
     layer = getattr(model.model.layers[0].self_attn, f"{slot[0]}_proj")
-    torch.testing.assert_close(made, layer(hidden[0]).double(), rtol=1e-4, atol=1e-4)
+    assert_near(made, layer(hidden[0]), SUM)
     assert bool(found.bias.any()) == (family == "qwen2")
 
 
@@ -101,7 +102,7 @@ def test_outputs_are_the_vectors_that_the_output_projection_reads(family: str) -
     found = measure(Need("outputs", "value"), seen[0], None)
     expected = Moments.of(in_groups(model, outputs))
     assert isinstance(found, Moments)
-    torch.testing.assert_close(found.second_moment, expected.second_moment, rtol=1e-4, atol=1e-5)
+    assert_near(found.second_moment, expected.second_moment, LAYERS)
 
 
 def test_the_shipped_weight_of_a_value_is_its_key_in_the_query_metric() -> None:
@@ -115,7 +116,7 @@ def test_the_shipped_weight_of_a_value_is_its_key_in_the_query_metric() -> None:
     key, value = seen.key[0].double(), seen.value[0].double()
     expected = Moments.of(value, ((key @ metric) * key).sum(-1))
     assert isinstance(found, Moments)
-    torch.testing.assert_close(found.outer, expected.outer, rtol=1e-4, atol=1e-5)
+    assert_near(found.outer, expected.outer, LAYERS)
 
 
 @pytest.mark.parametrize("source", ["outputs", "received", "scores"])

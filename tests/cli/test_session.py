@@ -75,7 +75,7 @@ def test_a_session_of_another_codec_or_model_or_no_session_is_refused(
     assert_refused(karhunen(*common, "--session", codec_folder), "karhunen-session")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("not an artifact")
-    assert_refused(karhunen(*common, "--session", tmp_path / "notes"), "not a karhunen artifact")
+    assert_refused(karhunen(*common, "--session", tmp_path / "notes"), "holds mine.txt")
     tensors = session / "tensors.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-1])
     assert_refused(karhunen(*common, "--session", session), "truncated or altered")

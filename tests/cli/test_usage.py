@@ -128,16 +128,51 @@ def test_a_prompt_comes_from_one_place_and_is_not_empty(
     assert_refused(karhunen(*start, "-p", "x", "--top-p", "0"), "top_p")
 
 
-def test_a_folder_that_is_no_artifact_is_not_overwritten(karhunen: Command, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("precious")
-    assert_refused(karhunen("calibrate", "-o", tmp_path), str(tmp_path))
-    assert (tmp_path / "mine.txt").read_text() == "precious"
+def test_an_output_that_cannot_be_written_is_refused_before_any_work(
+    karhunen: Command, model_folder: Path, codec_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*arguments: object) -> None:
+        raise AssertionError("the model is not to be loaded")
+
+    for verb in ("calibrate", "fold"):
+        monkeypatch.setattr(f"karhunen.cli.{verb}.load_model", load)
+    monkeypatch.setattr("karhunen.cli.evaluate.load_model", load)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "index.html").write_text("precious")
+    before = {path: path.read_bytes() for folder in (mine, model_folder) for path in folder.iterdir()}
+    calibrate = ["calibrate", "--model", model_folder]
+    assert_refused(karhunen(*calibrate, "-o", model_folder), "config.json", "choose a new or empty folder")
+    assert_refused(karhunen(*calibrate, "-o", mine), str(mine), "index.html")
+    assert_refused(karhunen(*calibrate, "-o", mine / "index.html"), "is a file")
+    assert_refused(karhunen(*calibrate, "-o", "/proc/nowhere/codec"), "cannot write into /proc/nowhere/codec")
+    assert_refused(karhunen(*calibrate, "-o", tmp_path / "c", "--resume", "/proc/nowhere"), "cannot write into /proc")
+    assert_refused(karhunen("fold", "--model", model_folder, "--codec", codec_folder, "-o", mine), "is not empty")
+    assert_refused(karhunen("leaderboard", "--model", model_folder, "-o", mine), "index.html", "no report")
+    (mine / "speed.png").write_text("precious")
+    assert_refused(karhunen("bench", "-o", mine), "speed.png", "choose another")
+    (mine / "speed.png").unlink()
+    assert before == {path: path.read_bytes() for folder in (mine, model_folder) for path in folder.iterdir()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 
 
-def test_statistics_are_not_removed_by_the_codec_fitted_from_them(karhunen: Command, codec_folder: Path) -> None:
-    saved = codec_folder / "statistics"
-    assert_refused(karhunen("calibrate", "--statistics", saved, "-o", codec_folder), "another --output")
-    assert (saved / "config.json").is_file()
+def test_statistics_stay_where_they_are_when_a_codec_is_fitted_beside_them(
+    karhunen: Command, codec_folder: Path, model_folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(codec_folder, tmp_path / "codec")
+    saved, before = tmp_path / "codec" / "statistics", (codec_folder / "statistics" / "config.json").read_text()
+    done = karhunen("calibrate", "--statistics", saved, "--recipe", "spectra:bits=4,group=8", "-o", tmp_path / "codec")
+    assert done.code == 0, done.err
+    assert "earlier" not in done.err
+    start = ["calibrate", "--model", model_folder, "--text", text_file, "-o", tmp_path / "codec", "--max-tokens", 900]
+    done = karhunen(*start, "--recipe", "int4:group=8")
+    assert done.code == 0, done.err
+    assert f"{saved} are of an earlier calibration, and stay" in done.err
+    assert (saved / "config.json").read_text() == before
+    done = karhunen(*start, "--recipe", "int4:group=8", "--keep-statistics")
+    assert done.code == 0, done.err
+    assert (saved / "config.json").read_text() != before
+    assert_refused(karhunen("calibrate", "--statistics", saved, "-o", saved), "karhunen-codec")
 
 
 def test_debug_shows_the_traceback(karhunen: Command, tmp_path: Path) -> None:

@@ -68,6 +68,15 @@ def test_generate_prints_the_account_of_the_bytes_it_held(
     assert not CONTROL.search(shown.err)
 
 
+def test_generate_says_why_a_short_text_is_not_compressed(
+    karhunen: Command, model_folder: Path, codec_folder: Path
+) -> None:
+    arguments = ["generate", "--model", model_folder, "--codec", codec_folder, "--raw", "--max-new-tokens", 2]
+    short, long = (karhunen(*arguments, "-p", "x" * n) for n in (4, 100))
+    assert "nothing was coded: SinkRecent(" in short.out
+    assert "nothing was coded" not in long.out
+
+
 def test_generate_from_an_exact_cache_says_what_the_model_says(
     karhunen: Command, model_folder: Path, text_file: Path, tmp_path: Path
 ) -> None:

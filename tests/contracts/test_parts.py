@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.closeness import DOUBLE, assert_near
 from tests.synthetic import measure, seeded, vectors
 from torch import Tensor
 
@@ -137,8 +138,8 @@ def test_a_transform_is_affine_and_acts_on_each_token_alone(name: str) -> None:
     fitted, joined = transform(name)
     x, z = (vectors_for(joined, b=1, t=9, seed=seed) for seed in (5, 6))
     middle = fitted.forward((x + z) / 2)
-    assert torch.allclose(middle, (fitted.forward(x) + fitted.forward(z)) / 2, atol=1e-9)
-    assert torch.allclose(fitted.forward(x)[:, :, 3:4], fitted.forward(x[:, :, 3:4]), atol=1e-9)
+    assert_near(middle, (fitted.forward(x) + fitted.forward(z)) / 2, DOUBLE)
+    assert_near(fitted.forward(x)[:, :, 3:4], fitted.forward(x[:, :, 3:4]), DOUBLE)
 
 
 # quantizers

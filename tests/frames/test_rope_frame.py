@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.closeness import assert_near
 from tests.synthetic import rotary, seeded
 
 from karhunen.frames.rope_frame import RopeFrame, join_heads, split_heads
@@ -81,7 +82,7 @@ def test_keys_of_equal_offset_share_a_frame_whatever_the_block(block: int | None
     turn, key = rotary(D), double(1, 1, 1, D)
     rows = [torch.tensor([[n]]) for n in (3, 3 + block)]
     inside = [RopeFrame(block).forward(turn.rotate(key, n[:, None]), n, turn) for n in rows]
-    assert torch.allclose(inside[0], inside[1], atol=1e-6 if block > 1000 else 1e-9)
+    assert_near(inside[0], inside[1], 1e-6 if block > 1000 else 1e-9)
 
 
 def test_joined_heads_lie_side_by_side() -> None:

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tests.closeness import SUM, assert_near
 from tests.hf.tiny import build
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -47,7 +48,7 @@ def test_what_is_seen_explains_the_output_of_the_attention(family: str) -> None:
         run(IDS, None)
     assert len(seen) == len(outputs) > 0
     for observation, weights in zip(seen, outputs, strict=True):
-        torch.testing.assert_close(own_attention(observation), weights, rtol=1e-4, atol=1e-5)
+        assert_near(own_attention(observation), weights, SUM)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss", "mla", "bloom", "gemma3n", "qwen3_next"])

@@ -1,11 +1,13 @@
 """The folded model equals the model with rank-cut weights, and its cache holds latents."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.closeness import LAYERS, assert_near
 from tests.hf.tiny import build
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -18,9 +20,6 @@ from karhunen.recipes import make
 from karhunen.statistics.gathered import Statistics
 from karhunen.statistics.need import SLOTS, Need
 from karhunen.transforms.spectra_latent import activations_need
-
-# Products in another order, in float32, over two or three layers.
-TOLERANCE = {"rtol": 1e-3, "atol": 2e-3}
 
 FAMILIES = ["llama", "llama_llama3", "qwen2", "qwen3", "gemma3"]
 RANKS = {"gemma3": {2: (20, 11)}}
@@ -83,13 +82,13 @@ def test_the_folded_model_equals_the_rank_cut_one(family: str, tmp_path: Path) -
     plain = cut(plain, statistics(plain), family)
     with torch.no_grad():
         expected = plain(input_ids=tokens).logits
-        torch.testing.assert_close(model(input_ids=tokens).logits, expected, **TOLERANCE)
+        assert_near(model(input_ids=tokens).logits, expected, LAYERS)
         cache = DynamicCache(config=model.config)
         steps = [
             model(input_ids=part, use_cache=True, **{cache_argument(model): cache}).logits
             for part in tokens.split([9, 1, 1, 13], dim=1)
         ]
-    torch.testing.assert_close(torch.cat(steps, 1), expected, **TOLERANCE)
+    assert_near(torch.cat(steps, 1), expected, LAYERS)
     for layer, (key_rank, value_rank) in ranks(family).items():
         assert cache.layers[layer].keys.shape == (1, 1, 24, key_rank)
         assert cache.layers[layer].values.shape == (1, 1, 24, value_rank)
@@ -119,7 +118,19 @@ def test_full_ranks_change_nothing(tmp_path: Path) -> None:
     fold(model, statistics(model), tmp_path / "f", {0: (24, 24), 1: (24, 24)})
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "f", trust_remote_code=True).eval()
     with torch.no_grad():
-        torch.testing.assert_close(loaded(input_ids=tokens).logits, model(input_ids=tokens).logits, **TOLERANCE)
+        assert_near(loaded(input_ids=tokens).logits, model(input_ids=tokens).logits, LAYERS)
+
+
+def test_whoever_reads_new_files_reads_the_folded_models_too(tmp_path: Path) -> None:
+    model = built("llama")
+    before = os.umask(0o022)
+    try:
+        fold(model, statistics(model), tmp_path / "f", ranks("llama"))
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode) for path in (tmp_path / "f").iterdir()} == dict.fromkeys(
+        (path.name for path in (tmp_path / "f").iterdir()), oct(0o100644)
+    )
 
 
 def test_the_model_that_is_folded_is_left_alone(tmp_path: Path) -> None:

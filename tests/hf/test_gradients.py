@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.closeness import LAYERS, assert_near
 from tests.hf.tiny import build
 from torch import Tensor
 
@@ -62,8 +63,8 @@ def test_far_gradients_are_those_of_attention_written_out(family: str) -> None:
     ours, theirs = read_gradients(model, ids, seed=0, near_tokens=NEAR), by_autograd(model, ids)
     assert ours.keys() == theirs.keys()
     for layer, found in ours.items():
-        torch.testing.assert_close(found.by_key, theirs[layer][0], rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(found.by_value, theirs[layer][1], rtol=1e-4, atol=1e-6)
+        assert_near(found.by_key, theirs[layer][0], LAYERS)
+        assert_near(found.by_value, theirs[layer][1], LAYERS)
     assert any(bool(found.by_key.any()) for found in ours.values()), "some layer reads far tokens"
 
 

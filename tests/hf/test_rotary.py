@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tests.closeness import LAYERS, assert_near
 from tests.hf.tiny import build
 
 from karhunen.hf.probe import probe_tokens, updates
@@ -50,7 +51,7 @@ def test_it_moves_keys_between_positions_as_the_model_does(family: str) -> None:
             moved = here[layer][0]
             if rotary.key is not None:
                 moved = rotary.key.rotate(moved.double(), torch.full((1, 1, 8), shift))
-            torch.testing.assert_close(moved.float(), there[layer][0], rtol=1e-3, atol=1e-3)
+            assert_near(moved, there[layer][0], LAYERS)
 
 
 def test_local_and_global_layers_turn_at_their_own_base() -> None:

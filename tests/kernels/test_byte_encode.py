@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.closeness import SUM, assert_near
 from torch import Tensor
 
 from karhunen.kernels.byte_encode import available, naive
@@ -40,7 +41,7 @@ def test_each_byte_names_the_nearest_entry() -> None:
         entries, index = example.plane(j)
         distances = torch.cdist(x[0, 0][:, index].double(), entries.double())
         chosen = distances.gather(1, codes[0, j].long()[:, None])[:, 0]
-        torch.testing.assert_close(chosen, distances.amin(1), rtol=1e-5, atol=1e-5)
+        assert_near(chosen, distances.amin(1), SUM)
 
 
 def test_the_lowest_of_equal_entries_is_chosen() -> None:

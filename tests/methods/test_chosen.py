@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.closeness import LAYERS, SUM, assert_near
 from tests.hf.tiny import build
 from tests.synthetic import SMALL, cached, seeded, statistics
 from torch import Tensor
@@ -164,9 +165,9 @@ def test_attention_weights_are_those_of_the_model(family: str) -> None:
         a = found.attention
         queries = Queries(a.query, a.scale, a.softcap, a.sinks)
         blocks = torch.cat(list(weight_blocks(queries, found.key)), dim=-2)
-        assert torch.allclose(blocks.flatten(1, 2), said[found.layer], atol=1e-5)
+        assert_near(blocks.flatten(1, 2), said[found.layer], SUM)
         last = torch.cat(list(weight_blocks(queries, found.key, 3)), dim=-2)
-        assert torch.allclose(last.flatten(1, 2), said[found.layer][:, :, -3:], atol=1e-5)
+        assert_near(last.flatten(1, 2), said[found.layer][:, :, -3:], SUM)
 
 
 def test_weights_in_blocks_are_those_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +175,7 @@ def test_weights_in_blocks_are_those_at_once(monkeypatch: pytest.MonkeyPatch) ->
     queries = Queries(asked(1, 20), SCALE)
     (whole,) = weight_blocks(queries, key)
     monkeypatch.setattr("karhunen.windows.attention_weights.BLOCK_ROWS", 7)
-    assert torch.allclose(torch.cat(list(weight_blocks(queries, key)), dim=-2), whole, atol=1e-6)
+    assert_near(torch.cat(list(weight_blocks(queries, key)), dim=-2), whole, SUM)
 
 
 # bytes
@@ -321,7 +322,7 @@ def test_a_model_attends_to_the_tokens_that_each_head_keeps(window: TopScored) -
         logits.append(model(part, use_cache=True, **{cache_argument(model): cache}).logits)
         start += size
     hidden = torch.where(visible.bool(), 0.0, torch.finfo(torch.float32).min)[None]
-    assert torch.allclose(torch.cat(logits, dim=1), model(ids, attention_mask=hidden).logits, atol=1e-4)
+    assert_near(torch.cat(logits, dim=1), model(ids, attention_mask=hidden).logits, LAYERS)
     assert cache.layers[0].store.n_dropped > 20
 
 

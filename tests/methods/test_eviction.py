@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.closeness import LAYERS, SUM, assert_near
 from tests.hf.tiny import build
 from tests.synthetic import SMALL, cached, statistics
 
@@ -72,7 +73,7 @@ def test_a_token_is_exact_then_coded_then_gone(name: str) -> None:
     assert streaming.n_dropped == whole.n_coded - 32
     kept = [*range(3), *range(3 + streaming.n_dropped, 200)]
     for ours, theirs in zip(streaming.read(), whole.read(), strict=True):
-        assert torch.allclose(ours, theirs[:, :, kept], atol=1e-5)
+        assert_near(ours, theirs[:, :, kept], SUM)
 
 
 def test_a_store_cannot_go_back_to_where_tokens_are_gone() -> None:
@@ -118,7 +119,7 @@ def test_a_model_with_a_streaming_cache_attends_to_sinks_and_recent_tokens_only(
         visible[start : start + size, 3 : 3 + dropped] = False
         start += size
     expected = model(ids, attention_mask=_masks(model, visible)).logits
-    assert torch.allclose(torch.cat(logits, dim=1), expected, atol=1e-4)
+    assert_near(torch.cat(logits, dim=1), expected, LAYERS)
     report = cache.report()
     full = [layer for layer in report.layers if layer.kind == "full"]
     assert all(layer.account.ratio > 2 and layer.reason == "the recipe codes nothing" for layer in full)

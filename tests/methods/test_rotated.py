@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.closeness import SUM, assert_near
 from tests.synthetic import codec, seeded, vectors
 from torch import Tensor
 
@@ -136,7 +137,7 @@ def test_angles_of_gaussian_vectors_have_the_density_of_the_table(k: int) -> Non
     assert torch.allclose(levels + levels.flip(0), torch.full((4,), math.pi / 2, dtype=torch.float64))
     cells = torch.bucketize(psi, borders)
     means = torch.stack([psi[cells == j].mean() for j in range(4)])
-    assert torch.allclose(levels, means, atol=0.01), "a level is the mean of what falls into its cell"
+    assert_near(levels, means, 0.01)  # a level is the mean of what falls into its cell
 
 
 def test_the_error_of_the_first_angle_is_that_of_a_circle_in_equal_sectors() -> None:
@@ -220,7 +221,7 @@ def test_rotatekv_spreads_one_channel_over_all_heads_of_its_group() -> None:
     x[..., 35] = torch.linspace(-9, 9, 40)
     data = TransformData(1, 128, Moments.of(x + 1e-3 * torch.randn(x.shape, generator=seeded(0))), n_heads=4)
     y = ReorderedHadamard(2).fit(data).forward(x)
-    assert torch.allclose(y[..., :64].abs(), (x[..., 35:36].abs() / 8).expand(1, 40, 64).double(), atol=1e-5)
+    assert_near(y[..., :64].abs(), (x[..., 35:36].abs() / 8).expand(1, 40, 64), SUM)
     assert float(y[..., 64:].abs().max()) == 0
 
 
@@ -242,7 +243,7 @@ def test_a_cayley_step_stays_orthogonal_and_goes_down() -> None:
     before = mean_squared_range(x @ q, 32)
     for _ in range(20):
         q = cayley_step(q, x, 32, 0.1)
-    assert torch.allclose(q @ q.mT, torch.eye(32, dtype=q.dtype).expand(2, 32, 32), atol=1e-12)
+    assert_near(q @ q.mT, torch.eye(32, dtype=q.dtype).expand(2, 32, 32), 1e-12)
     assert bool((mean_squared_range(x @ q, 32) < 0.97 * before).all())
 
 
@@ -250,7 +251,7 @@ def test_a_learned_rotation_is_orthogonal_and_beats_the_hadamard_rotation() -> N
     moments = Moments.of(vectors(1, 2, 300, 32)[0] + 3 * torch.eye(32)[5])
     fitted = LearnedRotation().fit(TransformData(2, 32, moments))
     eye = torch.eye(32).expand(2, 32, 32)
-    assert torch.allclose(fitted.matrix @ fitted.matrix.mT, eye, atol=1e-5)
+    assert_near(fitted.matrix @ fitted.matrix.mT, eye, 1e-5)
     fresh = drawn_vectors(moments, 2000, seeded(9))
     learned = mean_squared_range(fitted.forward(fresh), 32)
     hadamard = mean_squared_range(Hadamard().fit(TransformData(2, 32)).forward(fresh), 32)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.closeness import SUM, assert_near
 from tests.synthetic import SMALL, cached, codec, statistics
 
 from karhunen.fitting import EXACT_RESERVE, fit
@@ -147,7 +148,7 @@ def test_a_store_that_keeps_decoded_tokens_reads_the_same(name: str) -> None:
 
     def same() -> None:
         for one, other in zip(plain.read(), kept.read(), strict=True):
-            assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+            assert_near(one, other, SUM)
 
     def both(method: str, *given: object) -> None:
         for store in (plain, kept):

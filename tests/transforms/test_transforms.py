@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.closeness import assert_near
 from tests.synthetic import seeded, vectors
 from torch import Tensor
 
@@ -30,7 +31,7 @@ def metric() -> Tensor:
 @pytest.mark.parametrize("d", HEAD_DIMS)
 def test_the_hadamard_rotation_is_orthogonal_and_flat(d: int) -> None:
     matrix = hadamard_matrix(d)
-    assert torch.allclose(matrix @ matrix.mT, torch.eye(d, dtype=torch.float64), atol=1e-12)
+    assert_near(matrix @ matrix.mT, torch.eye(d, dtype=torch.float64), 1e-12)
     power_of_two = d & (d - 1) == 0
     largest = 1 / math.sqrt(d) if power_of_two else math.sqrt(2 / d)  # a Hartley entry is at most √2 of the mean
     assert matrix.abs().max() <= largest + 1e-12
@@ -50,7 +51,7 @@ def test_an_outlier_is_spread_over_all_coordinates(d: int) -> None:
 def test_random_rotations_are_orthogonal_differ_by_head_and_follow_the_seed(d: int) -> None:
     fitted = RandomRotation(1).fit(TransformData(2, d))
     matrix = fitted.matrix.double()
-    assert torch.allclose(matrix @ matrix.mT, torch.eye(d).double().expand(2, d, d), atol=1e-5)
+    assert_near(matrix @ matrix.mT, torch.eye(d).double().expand(2, d, d), 1e-5)
     assert not torch.allclose(matrix[0], matrix[1])
     assert torch.equal(RandomRotation(1).fit(TransformData(2, d)).matrix, fitted.matrix)
     assert not torch.equal(RandomRotation(2).fit(TransformData(2, d)).matrix, fitted.matrix)
@@ -106,7 +107,7 @@ def test_principal_axes_of_a_known_covariance() -> None:
 def test_the_roots_of_a_metric_are_inverse_to_each_other() -> None:
     root, inverse = square_root(metric())
     assert torch.allclose(root @ root, metric(), rtol=1e-9)
-    assert torch.allclose(root @ inverse, torch.eye(C).double().expand(G, C, C), atol=1e-8)
+    assert_near(root @ inverse, torch.eye(C).double().expand(G, C, C), 1e-8)
 
 
 def test_moments_go_through_a_chain_as_the_vectors_do() -> None:

@@ -72,6 +72,8 @@ class WaterFilling(Allocation):
         size = {key: math.gcd(costs[key].group, s.shape[-1]) for key, s in spectra.items()}
         means = {key: _geometric_mean(s, size[key]) for key, s in spectra.items()}  # [g groups]
         flat = torch.cat([m.flatten() for m in means.values()])
+        if float(flat.max()) <= 2 * FLOOR:  # nothing moves (a layer of zeros): any will do, and the first get the bits
+            flat = torch.logspace(0, -6, len(flat), dtype=flat.dtype)
         n = torch.cat([torch.full((m.numel(),), float(size[k])) for k, m in means.items()]).double()
         overhead = torch.cat([torch.full((m.numel(),), costs[k].overhead_bits) for k, m in means.items()]).double()
         most = torch.cat([torch.full((m.numel(),), float(costs[k].max_bits)) for k, m in means.items()]).double()

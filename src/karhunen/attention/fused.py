@@ -8,7 +8,7 @@ Working memory is that of one chunk and does not grow with the cache. `reference
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -21,16 +21,18 @@ from karhunen.kernels.byte_attention import CodedTokens, Partial, byte_attention
 from karhunen.kernels.byte_attention.naive import additive
 from karhunen.kernels.exact_attention import CodedPart, exact_attention
 from karhunen.kernels.paths import fastest
+from karhunen.kernels.scan_attention import Frames, scan_attention
 from karhunen.quantizers.base import Codes
+from karhunen.quantizers.nibbles import NibbleQuantizer
 from karhunen.store.exceptions import Exceptions, RowExceptions
 from karhunen.store.snapshot import Snapshot
 
 CHUNK_TOKENS = 8192
 """Coded tokens read at a time: bounds the working memory."""
 
-TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
-"""Against decoding, then softmax, in float32: both sum some hundred float32 terms in different orders, and the inverse
-transform of the decoded path rounds each key where this one rounds each query; outputs are of order 1."""
+TOLERANCE = 5e-5
+"""Of the largest output, against decoding, then softmax, in float32: both sum some hundred float32 terms in different
+orders, and the inverse transform of the decoded path rounds each key where this one rounds each query."""
 
 
 class NotReadableError(ValueError):
@@ -158,6 +160,8 @@ def _coded(
 ) -> CodedPart:
     """All coded tokens."""
     assert held.packed is not None and reader.frames is not None and reader.to_vectors is not None, "something is coded"
+    if reader.scan is not None:
+        return _scanned(reader, reader.scan, held, rows, scale, softcap, mask)
     laid_out = reader.frames.lay_out(rows)
     parts: list[Partial] = []
     for start, stop, first in _chunks(held, reader.codec.granule_tokens):
@@ -179,6 +183,55 @@ def _coded(
     maps = reader.to_vectors
     mean, log_sum = whole.mean.reshape(held.batch, h, r, -1), whole.log_sum.reshape(held.batch, h, r)
     return CodedPart(Partial(mean.to(rows.dtype), log_sum.to(rows.dtype)), maps.matrix, maps.offset)
+
+
+def _scanned(
+    reader: Reader,
+    frames: Frames,
+    held: Snapshot,
+    rows: Tensor,
+    scale: float,
+    softcap: float | None,
+    mask: Tensor | None,
+) -> CodedPart:
+    """All coded tokens, one call for each run of positions: one, unless rows were padded or turns left gaps."""
+    assert held.packed is not None and reader.to_vectors is not None, "something is coded"
+    path = fastest("scan_attention", "cpu")[0] if rows.dtype == torch.float32 else "naive"
+    tables = [cast("NibbleQuantizer", reader.codec.side(slot).quantizer).byte_tables for slot in ("key", "value")]
+    excepted = held.exceptions
+    parts: list[Partial] = []
+    for start, stop, first in held.offsets(0, held.n_coded):
+        whole = len(set(first)) == 1
+        by_row: list[Partial] = []
+        for r in [slice(None)] if whole else [slice(i, i + 1) for i in range(held.batch)]:
+            sides = [_rows_of(held.packed[slot], r, start, stop, reader.codec.side(slot)) for slot in ("key", "value")]
+            key, value = (CodedTokens(p.planes, t, p.side.get("gain")) for p, t in zip(sides, tables, strict=True))
+            hidden = None if excepted is None else _hidden(excepted, r, start, stop, held.n_coded)
+            by_row.append(
+                scan_attention(
+                    rows[r], key, value, frames, path=path, first_position=first[r.start or 0], scale=scale,
+                    softcap=softcap, mask=None if mask is None else mask[r, start:stop], hidden=hidden,
+                )
+            )  # fmt: skip
+        parts.append(by_row[0] if whole else Partial(*(torch.cat(x) for x in zip(*map(_both, by_row), strict=True))))
+    return CodedPart(
+        parts[0] if len(parts) == 1 else merge_partials(parts), reader.to_vectors.matrix, reader.to_vectors.offset
+    )
+
+
+def _both(part: Partial) -> tuple[Tensor, Tensor]:
+    return part.mean, part.log_sum
+
+
+def _hidden(excepted: Exceptions, rows: slice, start: int, stop: int, n_coded: int) -> tuple[Tensor, Tensor]:
+    """Tokens that are read exact, of some rows and a range, counted from its beginning."""
+    if rows == slice(None) and (start, stop) == (0, n_coded):
+        return excepted.rows, excepted.tokens
+    first = rows.start or 0
+    mine = (excepted.tokens >= start) & (excepted.tokens < stop)
+    if rows != slice(None):
+        mine &= excepted.rows == first
+    return excepted.rows[mine] - first, excepted.tokens[mine] - start
 
 
 def _in_vectors(coded: CodedPart) -> Partial:

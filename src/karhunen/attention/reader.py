@@ -21,7 +21,9 @@ from karhunen.attention.frame_queries import FrameQueries
 from karhunen.codec import LayerCodec, SideCodec
 from karhunen.kernels.byte_attention import choose_path
 from karhunen.kernels.byte_tables import ByteTables
+from karhunen.kernels.scan_attention import Frames
 from karhunen.quantizers.gains import gain_values
+from karhunen.quantizers.nibbles import NibbleQuantizer
 from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.store.snapshot import Snapshot
 
@@ -44,7 +46,7 @@ class ByteSide:
     def of(cls, side: SideCodec) -> "ByteSide | str":
         """None of it where the reason given stands in the way."""
         quantizer = side.quantizer
-        if not isinstance(quantizer, VectorQuantizer):
+        if not isinstance(quantizer, VectorQuantizer | NibbleQuantizer):
             return f"{type(quantizer).__name__} has no codeword tables"
         if side.layout.pages is not None:
             return "its pages are entropy-coded"
@@ -76,6 +78,7 @@ class Reader:
     key: ByteSide | None = None
     value: ByteSide | None = None
     to_vectors: InverseMap | None = None
+    scan: Frames | None = None
 
     @classmethod
     def of(cls, codec: LayerCodec, key_dim: int, value_dim: int, dtype: torch.dtype = torch.float32) -> "Reader":
@@ -97,6 +100,8 @@ class Reader:
             reasons.append("keys and values group the heads differently")
         if reasons:
             return cls(codec, "coefficients", "; ".join(reasons), frames, to_vectors=to_vectors)
+        if all(side.quantizer.byte_tables.nibbles is not None for side in (codec.key, codec.value)):  # type: ignore[attr-defined]
+            return cls(codec, "bytes", "", frames, to_vectors=to_vectors, scan=scan_frames(codec.key, absorbed.key))
         key, value = sides["key"], sides["value"]
         assert isinstance(key, ByteSide) and isinstance(value, ByteSide), "both sides have tables"
         return cls(
@@ -116,6 +121,24 @@ class Reader:
             return f"{self.mode} ({self.reason})"
         choice = choose_path("cpu")
         return f"bytes, {choice.path} path ({choice.reason})"
+
+
+def scan_frames(side: SideCodec, inverse: InverseMap) -> Frames:
+    """The key frame as karhunen.kernels.scan_attention takes it, float32."""
+    rotary = side.rotary if side.rotary is not None and side.frame.needs_rotary else None
+    mean = torch.zeros_like(inverse.offset) if side.mean is None else side.mean.to(inverse.offset)
+    start, n = (rotary.offset, rotary.n_rotated // 2) if rotary is not None else (0, 0)
+    step = 2 if rotary is not None and rotary.interleaved else 1
+    first = tuple(range(start, start + n * step, step))
+    return Frames(
+        matrix=inverse.matrix.mT.float().contiguous(),
+        offset=inverse.offset.float(),
+        mean=mean.float(),
+        first=first,
+        second=tuple(i + (1 if step == 2 else n) for i in first),
+        frequencies=tuple(rotary.inv_freq.double().tolist()) if rotary is not None else (),
+        block_tokens=side.frame.block_tokens if rotary is not None else None,
+    )
 
 
 def _rows(matrix: Float[Tensor, "h r d"], index: Int[Tensor, "h c"]) -> Float[Tensor, "h c d"]:

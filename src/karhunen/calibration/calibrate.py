@@ -20,6 +20,7 @@ from karhunen.calibration.resume import Partial
 from karhunen.calibration.tokens import Input, sequences
 from karhunen.hf.capture import Observation, capturing
 from karhunen.hf.describe import describe
+from karhunen.hf.gradients import NEAR_TOKENS, SINK_TOKENS
 from karhunen.hf.probe import n_positions
 from karhunen.hf.rotary import NOT_A_ROTATION, DetectedRotary, detect_rotary
 from karhunen.statistics.gathered import LayerStatistics, Statistics
@@ -33,6 +34,7 @@ MAX_TOKENS = 16384
 MIN_TOKENS = 256
 MAX_SAMPLES = 16384
 GRADIENT_TOKENS = 6144  # gradients are measured on the first this many tokens: a backward pass costs several forwards
+MIN_GRADIENT_TOKENS = 2 * (NEAR_TOKENS + SINK_TOKENS)  # of a sequence: in shorter ones few tokens are read from afar
 
 
 def calibrate(
@@ -54,9 +56,9 @@ def calibrate(
     `sequence_tokens` long, and no longer than the model has positions. With `resume_dir`, an interrupted call with the
     same arguments goes on where it stopped. `progress` is told (tokens done, tokens in all).
 
-    ValueError for input that is empty or too short, a need the model cannot answer (rotary frames without RoPE,
-    queries that attention does not show), NaN or infinity in a layer, and layers observed for fewer than `min_tokens`
-    tokens, each named.
+    ValueError for input that is empty or too short (for gradients: no sequence of MIN_GRADIENT_TOKENS), a need the
+    model cannot answer (rotary frames without RoPE, queries that attention does not show), NaN or infinity in a layer,
+    and layers observed for fewer than `min_tokens` tokens, each named.
     """
     identity, rotaries = describe(model), detect_rotary(model)
     plan = _Plan(
@@ -70,6 +72,13 @@ def calibrate(
         raise ValueError(
             f"the calibration text is too short: {n_tokens} tokens, of which the first {plan.skip_tokens} of each of "
             f"{len(pieces)} sequences do not count; at least {min_tokens} that count are needed"
+        )
+    if plan.gradient_needs and not _gradient_pieces(pieces):
+        raise ValueError(
+            "the calibration texts are too short for the Fisher metric, which is measured where a token is read by "
+            f"tokens {NEAR_TOKENS} or more after it: at least one sequence has to have {MIN_GRADIENT_TOKENS} tokens, "
+            f"and the longest of {len(pieces)} has {max(map(len, pieces))}; give longer texts, join short ones, or use "
+            "a recipe without that metric, such as nova_kv or spectra"
         )
     return _run(model, plan, pieces, resume_dir, progress)
 
@@ -200,7 +209,11 @@ def _run(
 
 
 def _gradient_pieces(pieces: list[Int[Tensor, " _"]]) -> list[Int[Tensor, " _"]]:
-    """Whole sequences, spread evenly: GRADIENT_TOKENS together, or half of the text if it is short; at least one."""
+    """Whole sequences of MIN_GRADIENT_TOKENS or more, spread evenly: GRADIENT_TOKENS together, or half of the text if
+    it is short; at least one, and none only if there is none of that length."""
+    pieces = [piece for piece in pieces if len(piece) >= MIN_GRADIENT_TOKENS]
+    if not pieces:
+        return []
     n_tokens = min(GRADIENT_TOKENS, sum(len(piece) for piece in pieces) / 2)
     n_wanted = max(1, round(n_tokens / max(len(piece) for piece in pieces)))
     stride = max(1, len(pieces) // n_wanted)

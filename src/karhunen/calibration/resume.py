@@ -4,12 +4,12 @@ Each state is a folder of its own, `<fingerprint of the inputs>-<sequences done>
 is removed after it. States of other inputs are never read.
 """
 
-import shutil
 import time
 from pathlib import Path
 from typing import final
 
-from karhunen.statistics.artifact import load_statistics, save_statistics
+from karhunen.folder import remove_folder
+from karhunen.statistics.artifact import FORMAT, load_statistics, save_statistics
 from karhunen.statistics.gathered import Statistics
 
 # Seconds between states: what an interruption may cost.
@@ -41,16 +41,17 @@ class Partial:
         before = self._states()
         save_statistics(statistics, self.folder / f"{self.name}-{n_done:08d}")
         for _, path in before:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_folder(path, FORMAT)
         self.saved_at = time.monotonic()
 
     def clear(self) -> None:
         """Remove every state of these inputs, and the folder if nothing else is in it."""
         for _, path in self._states():
-            shutil.rmtree(path, ignore_errors=True)
+            remove_folder(path, FORMAT)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
     def _states(self) -> list[tuple[int, Path]]:
         found = self.folder.glob(f"{self.name}-*") if self.folder.is_dir() else ()
-        return [(int(path.name.rsplit("-", 1)[1]), path) for path in found]
+        named = [(path.name.rpartition("-")[2], path) for path in found]
+        return [(int(number), path) for number, path in named if number.isdecimal()]

@@ -39,6 +39,8 @@ def run(wanted: Wanted, output: Path | None, as_json: bool) -> None:
     from karhunen.evaluation.provenance import provenance
     from karhunen.evaluation.speed import copy_bandwidth
 
+    if output is not None:
+        _check_target(output)
     with Screen(as_json).open() as screen:
         mode = "one layer's decode step" if wanted.codec is None else "a model's decode step"
         rows: list[dict[str, Any]] = []
@@ -133,6 +135,22 @@ def _quality(row: dict[str, Any]) -> str:
     if row["kl"] is not None:
         return f"{row['kl']:.4f}"
     return "" if row.get("output_error") is None else f"{row['output_error']:.0e}"
+
+
+def _check_target(output: Path) -> None:
+    """ValueError if the files cannot be written, or only over others of these names."""
+    import json
+
+    from karhunen.folder import check_writable
+
+    check_writable(output)
+    for file in (output / "speed.json", output / "speed.png"):
+        try:
+            ours = not file.exists() or "copy_gb_per_second" in json.loads((output / "speed.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            ours = False
+        if not ours:
+            raise ValueError(f"{file} is there and is not of `karhunen bench`; choose another --output")
 
 
 def _write(document: dict[str, Any], output: Path) -> None:

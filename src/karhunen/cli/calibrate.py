@@ -22,19 +22,23 @@ def run(
     from karhunen import recipes
     from karhunen.calibration.calibrate import calibrate
     from karhunen.calibration.texts import calibration_text, read_texts
+    from karhunen.codec import FORMAT
     from karhunen.fitting import fit
-    from karhunen.folder import check_target
-    from karhunen.statistics.artifact import load_statistics, save_statistics
+    from karhunen.folder import check_target, check_writable
+    from karhunen.statistics import artifact
 
     if saved is not None and (texts or resume is not None or keep_statistics):
         raise ValueError("--statistics fits what was measured before; leave out --text, --resume and --keep-statistics")
-    if saved is not None and output.resolve() in (saved.resolve(), *saved.resolve().parents):
-        raise ValueError(f"writing {output} would remove the statistics in {saved}; choose another --output")
     recipe = recipes.make(recipe_text)
-    check_target(output)
+    beside = output / "statistics"
+    check_target(output, FORMAT)
+    if keep_statistics:
+        check_target(beside, artifact.FORMAT)
+    if resume is not None:
+        check_writable(resume)
     with Screen(as_json).open() as screen:
         if saved is not None:
-            statistics = load_statistics(saved)
+            statistics = artifact.load_statistics(saved)
         else:
             given = read_texts(texts) if texts else calibration_text()
             model, tokenizer = load_model(screen, model_name, dtype)
@@ -44,9 +48,13 @@ def run(
                 )
         screen.log(f"fitting {recipe.name}")
         codec = fit(recipe, statistics)
+        for note in codec.origin.notes:
+            screen.log(note)
         codec.save_pretrained(output)
         if keep_statistics:
-            save_statistics(statistics, output / "statistics")
+            artifact.save_statistics(statistics, beside)
+        elif beside.exists() and (saved is None or saved.resolve() != beside.resolve()):
+            screen.log(f"{beside} are of an earlier calibration, and stay; --keep-statistics writes new ones there")
         screen.say(
             f"{output}: {recipe.name} for {codec.model.architecture}, {len(codec.layers)} layers coded, "
             f"{len(codec.left_exact)} exact; {statistics.n_tokens:,} calibration tokens, "
@@ -65,7 +73,8 @@ def run(
                     "calibration": list(statistics.sources),
                     "calibration_tokens": statistics.n_tokens,
                     "table_bytes": codec.table_bytes(),
-                    "statistics": str(output / "statistics") if keep_statistics else None,
+                    "notes": list(codec.origin.notes),
+                    "statistics": str(beside) if keep_statistics else None,
                 }
             )
         )

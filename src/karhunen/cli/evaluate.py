@@ -49,7 +49,9 @@ def run(wanted: Wanted, as_json: bool) -> int:
 def run_leaderboard(wanted: Wanted, output: Path, as_json: bool) -> int:
     """Evaluate the default suite, then write page, pictures and Markdown of all results in the folder."""
     from karhunen.cli.report import write
+    from karhunen.evaluation.report import check_report_target
 
+    check_report_target(output)
     with Screen(as_json).open() as screen:
         outcome = evaluate(screen, wanted)
         if outcome.paths:

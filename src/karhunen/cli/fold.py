@@ -23,6 +23,7 @@ def run(
     from karhunen.calibration.output_correction import correct_outputs
     from karhunen.calibration.texts import calibration_text, read_texts
     from karhunen.codec import Codec
+    from karhunen.folder import check_new
     from karhunen.hf.fold import fold, kept_ranks
     from karhunen.statistics.need import Need
     from karhunen.transforms.spectra_latent import activations_need
@@ -33,6 +34,7 @@ def run(
         raise ValueError("--key-rank and --value-rank go together")
     if correct_output and codec_folder is None:
         raise ValueError("--correct-output corrects what a codec does; it needs --codec")
+    check_new(output)
     codec = None if codec_folder is None else Codec.from_pretrained(codec_folder)
     ranks = {} if codec is None else kept_ranks(codec)
     with Screen(as_json).open() as screen:

@@ -34,9 +34,10 @@ def run(
     from karhunen.folder import check_target
     from karhunen.hf.conversation import Resumed, converse
     from karhunen.hf.generation import Sampling, generate, prompt_tokens
+    from karhunen.hf.session import FORMAT
 
     if session is not None:
-        check_target(session)
+        check_target(session, FORMAT)
 
     sampling = Sampling(**sampling_options)
     with Screen(as_json).open() as screen:
@@ -46,7 +47,7 @@ def run(
         settings: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "sampling": sampling,
-            "on_text": lambda piece: screen.say(piece, end=""),
+            "on_text": screen.stream,
         }
         chat, resumed = False if raw else None, Resumed()
         if session is None:
@@ -57,6 +58,10 @@ def run(
         assert report is not None, "a codec makes a compressed cache"
         screen.say("\n")
         screen.table(account_table(report))
+        if codec.layers and not any(layer.n_coded for layer in report.layers):
+            screen.say(
+                f"nothing was coded: {codec.window} keeps all of so short a text exact; a longer prompt is coded"
+            )
         if how := sorted({layer.how_read for layer in report.layers if layer.how_read}):
             screen.say(f"coded tokens were read from {'; '.join(how)}")
         screen.say(

@@ -38,6 +38,7 @@ def document(found: "Anatomy") -> dict[str, Any]:
         "codec_fingerprint": found.fingerprint,
         "calibration": {"sources": list(found.origin.calibration), "tokens": found.origin.n_tokens},
         "versions": dict(found.origin.versions or {}),
+        "notes": list(found.origin.notes),
         "model": {k: v for k, v in asdict(found.model).items() if k != "layers"} | {"layers": len(found.model.layers)},
         "window": found.window,
         "sides": [
@@ -68,6 +69,8 @@ def show(screen: Screen, found: "Anatomy") -> None:
     facts.add_row("calibration tokens", f"{origin.n_tokens:,}")
     facts.add_row("made with", ", ".join(f"{k} {v}" for k, v in (origin.versions or {}).items()))
     facts.add_row("window", found.window)
+    for note in origin.notes:
+        facts.add_row("note", note)
     screen.table(facts)
     if found.sides:
         screen.table(composition_table(found))

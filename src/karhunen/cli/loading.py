@@ -1,5 +1,6 @@
 """What several verbs begin with: a model and its tokenizer, in a dtype, with the download's progress shown."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from karhunen.cli.screen import Screen
@@ -18,7 +19,7 @@ def load_model(screen: Screen, name: str, dtype: str) -> tuple[Any, Any]:
 
     from karhunen.hf.embedded import load
 
-    with screen.progress("downloading", "bytes") as advance:
+    with screen.progress("downloading", "bytes", waiting=f"loading {Path(name).name}") as advance:
         said = ""
 
         def on_fetch(report: "FetchProgress") -> None:

@@ -1,18 +1,26 @@
 """What is shown and where: results on stdout, progress and logs on stderr; with `--json` stdout is one document."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, final
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, ConsoleDimensions
+from rich.filesize import decimal
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 PLAIN_WIDTH = 140  # columns where there is no terminal to ask
 PLAIN_INTERVAL_SECONDS = 10.0  # between progress lines where there is no terminal to redraw
+LEAST_BAR, WIDEST_BAR = 8, 40  # columns of a bar
+SAID_COLUMNS = 50  # what may stand beside it
+LEAST_COLUMN = 14  # columns of a cell of words: in a narrower one a table reads worse than a list
 
 Advance = Callable[[int, int], None]
 """Receives how much is done, and of how much."""
@@ -37,19 +45,26 @@ class Screen:
             yield self
 
     def log(self, text: str) -> None:
-        """One line on stderr."""
-        self.err.print(text, markup=False, highlight=False, soft_wrap=True)
+        """One message on stderr; a terminal gets it broken between words."""
+        self.err.print(text, markup=False, highlight=False, soft_wrap=not self.err.is_terminal)
 
-    def say(self, text: str = "", end: str = "\n") -> None:
-        """Text of the result, as it comes."""
+    def say(self, text: str = "") -> None:
+        """A line of the result; a terminal gets it broken between words."""
         if not self.as_json:
-            self.out.print(text, end=end, markup=False, highlight=False, soft_wrap=True)
+            self.out.print(text, markup=False, highlight=False, soft_wrap=not self.out.is_terminal)
+            self.out.file.flush()
+
+    def stream(self, piece: str) -> None:
+        """Text of the result as it comes, without a line's end. A terminal is shown control characters, not sent them:
+        a model may make any."""
+        if not self.as_json:
+            self.out.file.write(_shown(piece) if self.out.is_terminal else piece)
             self.out.file.flush()
 
     def table(self, table: Table) -> None:
-        """A table of the result."""
+        """A table of the result; a list of its rows where the terminal is too narrow for its columns."""
         if not self.as_json:
-            self.out.print(table)
+            self.out.print(table if _fits(table, self.out) else _as_list(table))
 
     def document(self, value: dict[str, Any]) -> None:
         """The result as JSON, if that was asked for."""
@@ -57,27 +72,40 @@ class Screen:
             self.out.file.write(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
     @contextmanager
-    def progress(self, label: str, unit: str) -> Iterator[Advance]:
-        """A bar with speed and time left; lines now and then where stderr is no terminal."""
-        if not self.err.is_terminal:
+    def progress(self, label: str, unit: str, waiting: str = "") -> Iterator[Advance]:
+        """A bar with speed and time left; lines now and then where stderr is no terminal or cannot redraw a line.
+
+        Until the first advance, which says the total, a bar without an end stands there, and if `waiting` says what is
+        waited for, after the last one too.
+        """
+        if not self.err.is_terminal or self.err.is_dumb_terminal:
             yield _Lines(self, label, unit)
             return
+        bar_columns = max(LEAST_BAR, min(WIDEST_BAR, self.err.width - SAID_COLUMNS - max(len(label), len(waiting))))
         columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f} / {task.total:,.0f} " + unit),
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_columns),
+            TextColumn("{task.fields[said]}"),
         )
-        with Progress(*columns, console=self.err, transient=True) as bar:
-            task = bar.add_task(label, total=None, speed="")
+        with Progress(*columns, console=self.err, transient=True) as bars:
+            yield _Bar(bars, bars.add_task(waiting or label, total=None, said=""), label, unit, waiting)
 
-            def advance(done: int, total: int) -> None:
-                speed = bar.tasks[0].speed
-                shown = f"{speed:,.0f} {unit}/s" if speed else ""
-                bar.update(task, completed=done, total=total, speed=shown)
 
-            yield advance
+@final
+class _Bar:
+    """A bar on a terminal."""
+
+    def __init__(self, bars: Progress, task: TaskID, label: str, unit: str, waiting: str) -> None:
+        self.bars, self.task = bars, task
+        self.label, self.unit, self.waiting = label, unit, waiting
+        self.start = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if done < total:
+            said = _said(done, total, self.unit, time.monotonic() - self.start)
+            self.bars.update(self.task, description=self.label, completed=done, total=total, said=said)
+        else:
+            self.bars.reset(self.task, total=None, description=self.waiting, said="", visible=bool(self.waiting))
 
 
 @final
@@ -87,16 +115,22 @@ class _Lines:
     def __init__(self, screen: Screen, label: str, unit: str) -> None:
         self.screen, self.label, self.unit = screen, label, unit
         self.start = self.last = time.monotonic()
-        self.first = 0
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
         if now - self.last < PLAIN_INTERVAL_SECONDS and done < total:
             return
         self.last = now
-        speed = done / max(now - self.start, 1e-9)
-        left = f", {(total - done) / speed:.0f} s left" if speed and done < total else ""
-        self.screen.log(f"{self.label}: {done:,} of {total:,} {self.unit}, {speed:,.0f} {self.unit}/s{left}")
+        self.screen.log(f"{self.label}: {_said(done, total, self.unit, now - self.start)}")
+
+
+def _said(done: int, total: int, unit: str, seconds: float) -> str:
+    """How far, how fast, and what is left."""
+    speed = done / max(seconds, 1e-9)
+    left = f", {(total - done) / speed:,.0f} s left" if speed and done < total else ""
+    if unit == "bytes":
+        return f"{decimal(done)} of {decimal(total)}, {decimal(int(speed))}/s{left}"
+    return f"{done:,} of {total:,} {unit}, {speed:,.0f}/s{left}"
 
 
 def grid(*columns: str, title: str = "", right: tuple[int, ...] = ()) -> Table:
@@ -119,4 +153,44 @@ def rounded(value: Any, digits: int = 6) -> Any:
 
 
 def _console(stream: Any) -> Console:
-    return Console(file=stream, width=None if stream.isatty() else PLAIN_WIDTH, highlight=False)
+    is_terminal = bool(stream.isatty())
+    console = Console(
+        file=stream, width=None if is_terminal else PLAIN_WIDTH, force_terminal=is_terminal, highlight=False
+    )
+    if console.is_dumb_terminal:  # rich takes these for 80 columns wide, whatever they are
+        console.size = ConsoleDimensions(*os.get_terminal_size(stream.fileno()))
+    return console
+
+
+def _shown(piece: str) -> str:
+    """Control characters as the symbols that stand for them; lines and tabs as they are."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in piece)
+
+
+def _fits(table: Table, console: Console) -> bool:
+    """Whether every column gets the width of its longest word, or LEAST_COLUMN where a word is longer than that."""
+    options = console.options.update(max_width=10_000)
+    wanted = [
+        max(
+            min(Measurement.get(console, options, cell).minimum, LEAST_COLUMN)
+            for cell in (column.header, *column.cells)
+        )
+        for column in table.columns
+    ]
+    return sum(wanted) + 3 * len(wanted) + 1 <= console.width
+
+
+def _as_list(table: Table) -> Table:
+    """A heading of each row, its first cell, and below it what stands in the other columns."""
+    found = Table.grid()
+    found.title, found.title_justify, found.title_style = table.title, table.title_justify, table.title_style
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        found.add_row(Text(f"{table.columns[0].header} {row[0]}", style="bold"))
+        cells = Table.grid(padding=(0, 2))
+        cells.add_column(max_width=LEAST_COLUMN + 4)
+        cells.add_column(overflow="fold")
+        for column, cell in zip(table.columns[1:], row[1:], strict=True):
+            if str(cell):
+                cells.add_row(Text(str(column.header)), Text(str(cell)))
+        found.add_row(Padding(cells, (0, 0, 1, 2)))
+    return found

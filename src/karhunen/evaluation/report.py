@@ -19,8 +19,10 @@ from karhunen.evaluation import plots
 from karhunen.evaluation.page import CSS, SCRIPT
 from karhunen.evaluation.result import Result
 from karhunen.evaluation.rows import COLUMNS, Row, bits_per_element, markdown, row_of
+from karhunen.folder import check_writable
 
 BEGIN, END = "<!-- karhunen results: begin -->", "<!-- karhunen results: end -->"
+TITLE = "<title>karhunen results</title>"
 MAX_HEAT_MAPS = 4
 SETTINGS: dict[Any, Any] = {"svg.hashsalt": "karhunen", "svg.fonttype": "path", "font.size": 9}
 NO_DATE = {"Date": None}
@@ -37,7 +39,9 @@ class Picture:
 
 
 def write_report(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Write `index.html`, `results.md`, `results.json` (the rows) and the PNGs; returns what was written."""
+    """Write `index.html`, `results.md`, `results.json` (the rows) and the PNGs; returns what was written. ValueError if
+    files of these names are there that are no report of ours."""
+    check_report_target(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     sections: list[str] = []
@@ -56,6 +60,16 @@ def write_report(results: Sequence[Result], folder: Path) -> list[Path]:
         _write(folder / "results.json", json.dumps([row.to_dict() for row in rows], indent=1) + "\n"),
     ]
     return written
+
+
+def check_report_target(folder: Path) -> None:
+    """ValueError if a report cannot be written there, or only over files that another program wrote."""
+    page = folder / "index.html"
+    if page.is_file() and TITLE in page.read_text(encoding="utf-8", errors="replace")[:1000]:
+        return
+    if taken := [name for name in ("index.html", "results.md", "results.json") if (folder / name).exists()]:
+        raise ValueError(f"{folder} holds {', '.join(taken)}, and no report of karhunen; choose another --output")
+    check_writable(folder)
 
 
 def update_between_markers(path: Path, results: Sequence[Result]) -> None:
@@ -85,7 +99,7 @@ def page(results: Sequence[Result], sections: Sequence[str]) -> str:
     mixed = f"<p class=note>These results come from {len(commits)} commits.</p>" if len(commits) > 1 else ""
     return (
         f"<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>karhunen results</title><style>{CSS}</style></head><body>"
+        f"{TITLE}<style>{CSS}</style></head><body>"
         f"<h1>karhunen results</h1><p>{len(results)} results on {html.escape(', '.join(models))}. Rates are measured "
         "from bytes held, all metadata included. A column's head sorts the table.</p>"
         f"{mixed}{''.join(sections)}{_provenance(results)}<script>{SCRIPT}</script></body></html>\n"

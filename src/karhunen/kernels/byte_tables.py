@@ -7,8 +7,32 @@ from itertools import pairwise
 from typing import Any, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int8
 from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class NibbleTables:
+    """Tables whose entry is a sum: `(low[byte mod 16] + high[byte div 16]) · scale`, in the columns of all planes."""
+
+    low: Int8[Tensor, "16 columns"]
+    high: Int8[Tensor, "16 columns"]
+    scale: Float[Tensor, " columns"]
+
+    def __post_init__(self) -> None:
+        if self.low.dtype != torch.int8 or self.high.dtype != torch.int8:
+            raise TypeError(f"rows are {self.low.dtype} and {self.high.dtype}; int8 is read")
+        if self.low.shape != self.high.shape or self.low.shape != (16, len(self.scale)):
+            raise ValueError(f"rows {tuple(self.low.shape)}, {tuple(self.high.shape)} do not fit {len(self.scale)} columns")
+        for choose in (torch.amax, torch.amin):
+            if self.scale.numel() and int((choose(self.low.int(), 0) + choose(self.high.int(), 0)).abs().max()) > 128:
+                raise ValueError("a sum of two rows leaves int8; every entry must be one of -128 … 127")
+
+    def entries(self) -> Float[Tensor, "256 columns"]:
+        """What every byte means, float32: the sum is exact, the product with the scale is rounded once."""
+        whole = self.high.float()[:, None] + self.low.float()[None]
+        return whole.flatten(0, 1) * self.scale.float()
 
 
 @final
@@ -26,6 +50,7 @@ class ByteTables:
     column_start: tuple[int, ...]
     plane_start: tuple[int, ...]
     n_coefficients: int
+    nibbles: NibbleTables | None = None
 
     def __post_init__(self) -> None:
         n_columns = self.entries.shape[1]
@@ -58,6 +83,18 @@ class ByteTables:
             plane_start=tuple(plane_start),
             n_coefficients=n_coefficients,
         )
+
+    @classmethod
+    def of_nibbles(
+        cls,
+        nibbles: NibbleTables,
+        coefficient: Int[Tensor, " columns"],
+        column_start: tuple[int, ...],
+        plane_start: tuple[int, ...],
+        n_coefficients: int,
+    ) -> "ByteTables":
+        """Tables that can be scanned; `entries` is what their sums are."""
+        return cls(nibbles.entries(), coefficient, column_start, plane_start, n_coefficients, nibbles)
 
     @property
     def n_planes(self) -> int:

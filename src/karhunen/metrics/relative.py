@@ -32,4 +32,7 @@ class Relative(Metric):
         matrix = self.of.matrix(about, find)
         if matrix is None:
             matrix = torch.eye(spread.shape[-1], dtype=spread.dtype).expand_as(spread)
-        return matrix / (matrix * spread).sum().clamp_min(torch.finfo(spread.dtype).tiny)
+        cost = (matrix * spread).sum()
+        if float(cost) <= 0:  # the vectors do not move, so their coding costs nothing in any unit
+            cost = matrix.diagonal(dim1=-2, dim2=-1).sum()
+        return matrix / cost

@@ -10,7 +10,7 @@ water-filling says how large they are (SPECTRA, arXiv:2608.07915). The combinati
 """
 
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -18,9 +18,13 @@ from torch import Tensor
 from karhunen.allocation.base import RateCost
 from karhunen.quantizers.base import QuantizerData, QuantizerSpec
 from karhunen.quantizers.gains import GAIN_BITS, GainKind
-from karhunen.quantizers.planes import Plane, Training, train
+from karhunen.quantizers.nibbles import NibbleQuantizer
+from karhunen.quantizers.planes import Plane, Training, train, train_nibbles
 from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.values import refuse_unless_one_of
+
+TableKind = Literal["additive", "free"]
+TABLE_KINDS = ("additive", "free")
 
 BYTE_BITS = 8
 LOSS = ((0.0, 1.0), (0.5, 1.08), (1.0, 1.25), (1.5, 1.43), (2.0, 1.6), (3.0, 2.0), (4.0, 2.45), (5.0, 4.1), (6.0, 7.3))
@@ -40,11 +44,13 @@ class ByteVQ(QuantizerSpec):
     max_samples: int = 16384
     seed: int = 0
     loss: tuple[tuple[float, float], ...] = LOSS
+    tables: TableKind = "additive"
     needs_moments = True
     needs_samples = True
 
     def __post_init__(self) -> None:
         refuse_unless_one_of("gain", self.gain, tuple(GAIN_BITS))
+        refuse_unless_one_of("tables", self.tables, TABLE_KINDS)
 
     def cost(self, c: int) -> RateCost:
         """Real-valued rates whose sum over a head group is whole bytes."""
@@ -52,12 +58,11 @@ class ByteVQ(QuantizerSpec):
             token_bits=GAIN_BITS[self.gain], integer=False, max_bits=24.0, unit_bits=BYTE_BITS, loss=self.loss
         )
 
-    def fit(self, data: QuantizerData) -> VectorQuantizer:
+    def fit(self, data: QuantizerData) -> VectorQuantizer | NibbleQuantizer:
         """Cuts the rates into bytes and trains their tables."""
         planes = [plane for head, rates in enumerate(data.rates) for plane in cut_into_bytes(rates, head)]
-        return train(
-            planes, data, self.gain, Training(self.n_iterations, self.seed, self.max_samples, self.gaussian_share)
-        )
+        how = Training(self.n_iterations, self.seed, self.max_samples, self.gaussian_share)
+        return train_nibbles(planes, data, self.gain, how) if self.tables == "additive" else train(planes, data, self.gain, how)
 
 
 def cut_into_bytes(rates: Float[Tensor, " c"], group: int = 0) -> tuple[Plane, ...]:

@@ -11,10 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from karhunen.quantizers.additive import as_integers, sums, train_additive
 from karhunen.quantizers.base import QuantizerData
 from karhunen.quantizers.gains import GainKind, split_gain
 from karhunen.quantizers.kmeans import kmeans
 from karhunen.quantizers.nearest import nearest
+from karhunen.quantizers.nibbles import NibbleQuantizer
 from karhunen.quantizers.vector import VectorQuantizer
 
 EntryKind = Literal["float16", "float8_e5m2"]
@@ -52,11 +54,7 @@ class Training:
 def train(planes: Sequence[Plane], data: QuantizerData, gain: GainKind, how: Training) -> VectorQuantizer:
     """Codebooks of all planes, in order."""
     g, c = data.rates.shape
-    samples = data.require_samples()
-    samples = samples[:, :: max(1, -(-samples.shape[1] // how.max_samples))].double()
-    if gain != "none":
-        samples = split_gain(samples[None], gain)[0][0]
-    rest = torch.cat([samples, _gaussian(samples, how)], dim=1).float()
+    rest = _training_samples(data, gain, how)
     tables: dict[int, Tensor] = {}
     scales = torch.ones(len(planes))
     for batch in _batches(planes):
@@ -78,6 +76,59 @@ def train(planes: Sequence[Plane], data: QuantizerData, gain: GainKind, how: Tra
     )
 
 
+def train_nibbles(planes: Sequence[Plane], data: QuantizerData, gain: GainKind, how: Training) -> NibbleQuantizer:
+    """Additive tables of all planes, in order; every plane is a byte."""
+    g, c = data.rates.shape
+    rest = _training_samples(data, gain, how)
+    low: dict[int, Tensor] = {}
+    high: dict[int, Tensor] = {}
+    scale: dict[int, Tensor] = {}
+    for batch in _batches(planes):
+        mine = [planes[j] for j in batch]
+        x, sizes = _side_by_side(mine, rest)
+        a, b, step = as_integers(train_additive(x, sizes, how.n_iterations, how.seed)[0])
+        values = sums(a.float(), b.float()) * step[:, None]
+        chosen, _ = nearest(x, values, sizes)
+        _take_away(mine, rest, values, chosen)
+        for row, j in enumerate(batch):
+            low[j], high[j], scale[j] = a[row, :, : sizes[row]], b[row, :, : sizes[row]], step[row, : sizes[row]]
+    order = range(len(planes))
+    nothing = torch.empty(16, 0, dtype=torch.int8)
+    return NibbleQuantizer(
+        g=g,
+        c=c,
+        gain=gain,
+        plane_group=torch.tensor([plane.group for plane in planes], dtype=torch.int64),
+        plane_size=torch.tensor([len(plane.coordinates) for plane in planes], dtype=torch.int64),
+        coordinates=torch.tensor([i for plane in planes for i in plane.coordinates], dtype=torch.int64),
+        low=torch.cat([nothing, *(low[j] for j in order)], dim=1),
+        high=torch.cat([nothing, *(high[j] for j in order)], dim=1),
+        scale=torch.cat([torch.empty(0), *(scale[j] for j in order)]),
+    )
+
+
+def _training_samples(data: QuantizerData, gain: GainKind, how: Training) -> Float[Tensor, "g n c"]:
+    samples = data.require_samples()
+    samples = samples[:, :: max(1, -(-samples.shape[1] // how.max_samples))].double()
+    if gain != "none":
+        samples = split_gain(samples[None], gain)[0][0]
+    return torch.cat([samples, _gaussian(samples, how)], dim=1).float()
+
+
+def _side_by_side(planes: list[Plane], rest: Float[Tensor, "g n c"]) -> tuple[Float[Tensor, "s n w"], list[int]]:
+    """The coefficients of each plane, zeros behind those of the narrower ones, and how many are its own."""
+    sizes = [len(plane.coordinates) for plane in planes]
+    x = torch.zeros(len(planes), rest.shape[1], max(sizes))
+    for row, plane in enumerate(planes):
+        x[row, :, : sizes[row]] = rest[plane.group][:, list(plane.coordinates)]
+    return x, sizes
+
+
+def _take_away(planes: list[Plane], rest: Float[Tensor, "g n c"], values: Tensor, chosen: Tensor) -> None:
+    for row, plane in enumerate(planes):
+        rest[plane.group][:, list(plane.coordinates)] -= values[row, chosen[row], : len(plane.coordinates)]
+
+
 def _gaussian(samples: Float[Tensor, "g n c"], how: Training) -> Float[Tensor, "g m c"]:
     n = round(samples.shape[1] * how.gaussian_share)
     generator = torch.Generator().manual_seed(how.seed)
@@ -87,17 +138,12 @@ def _gaussian(samples: Float[Tensor, "g n c"], how: Training) -> Float[Tensor, "
 
 def _train_batch(planes: list[Plane], rest: Float[Tensor, "g n c"], how: Training) -> list[tuple[Tensor, float]]:
     """Trains planes of equal bits on `rest` and takes from it what they code."""
-    width = max(len(plane.coordinates) for plane in planes)
-    x = torch.zeros(len(planes), rest.shape[1], width)
-    for row, plane in enumerate(planes):
-        x[row, :, : len(plane.coordinates)] = rest[plane.group][:, list(plane.coordinates)]
+    x, sizes = _side_by_side(planes, rest)
     books = kmeans(x, 2 ** planes[0].bits, how.n_iterations, how.seed)
     stored, scales = _stored(books, how.entries)
     values = stored.float() * scales[:, None, None]
-    chosen, _ = nearest(x, values, [len(plane.coordinates) for plane in planes])
-    for row, plane in enumerate(planes):
-        size = len(plane.coordinates)
-        rest[plane.group][:, list(plane.coordinates)] -= values[row, chosen[row], :size]
+    chosen, _ = nearest(x, values, sizes)
+    _take_away(planes, rest, values, chosen)
     return [(stored[r, :, : len(p.coordinates)], float(scales[r])) for r, p in enumerate(planes)]
 
 

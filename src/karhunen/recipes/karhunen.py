@@ -10,7 +10,7 @@ from functools import partial
 from karhunen.allocation.water_filling import WaterFilling, bits_for
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.metrics.fisher import FisherMetric
-from karhunen.quantizers.byte_vq import ByteVQ
+from karhunen.quantizers.byte_vq import ByteVQ, TableKind
 from karhunen.recipe import Recipe, Side
 from karhunen.transforms.klt import KLT
 from karhunen.windows.sink_recent import SinkRecent
@@ -27,6 +27,7 @@ def karhunen(
     sink: int = 4,
     recent: int = 128,
     joined: bool = False,
+    tables: TableKind = "additive",
 ) -> Recipe:
     """`bits` stored per element on average over the model; or, in place of it, the same budget as `ratio` to 16 bits or
     as `token_bytes`, the bytes of one coded token in all layers. `joined`: one vector of a layer's heads side by side,
@@ -37,7 +38,7 @@ def karhunen(
         metric=FisherMetric(),
         transform=KLT(),
         allocation=WaterFilling(rate, "model", token_bytes),
-        quantizer=ByteVQ(),
+        quantizer=ByteVQ(tables=tables),
     )
     return Recipe(
         "karhunen",

@@ -14,6 +14,7 @@ import torch
 from karhunen.transforms.affine_map import AffineMap
 from karhunen.transforms.base import TransformData, TransformSpec
 
+NOTHING = 1e-20  # what errors cost where they cost nothing at all: ranges in such a unit would vanish in float16
 LEAST_SHARE = 1e-6  # of the mean cost: a coordinate that costs nothing keeps a scale that can be undone
 
 
@@ -23,9 +24,11 @@ class MetricScale(TransformSpec):
     """The square roots of the metric's diagonal, and no rotation."""
 
     def fit(self, data: TransformData) -> AffineMap:
-        """One factor per coordinate; 1 where every error costs the same."""
+        """One factor per coordinate; 1 where every error costs the same, or none anything."""
         cost = torch.ones(data.g, data.d, dtype=torch.float64)
         if data.metric is not None:
             cost = data.metric.diagonal(dim1=-2, dim2=-1).double()
+            if float(cost.mean()) < NOTHING:
+                cost = torch.ones_like(cost)
         scale = cost.clamp_min(LEAST_SHARE * float(cost.mean())).sqrt()
         return AffineMap(torch.zeros(data.g, data.d), scale.diag_embed().float(), (1 / scale).diag_embed().float())

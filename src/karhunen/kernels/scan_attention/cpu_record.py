@@ -1,0 +1,72 @@
+"""What a call of the CPU scan is told, and where a worker keeps what it makes: records of numbers and addresses.
+
+Compiled code is handed two addresses in place of fifty arrays, which would take longer to unpack than a short context
+takes to read.
+"""
+
+import numpy as np
+
+from karhunen.kernels.scan.query import DIGIT_BYTES, ROW_BYTES
+from karhunen.kernels.scan.tokens import GROUP_ENTRY
+
+SPAN = 512
+"""Tokens of one softmax step: their weights are relative to the largest among them."""
+
+MOST_ROWS = 4
+"""Query rows that are read together: their accumulators fill the registers."""
+
+COUNTS = (
+    "batch", "heads", "rows", "row_chunks", "splits", "tokens", "joined", "first_position", "block", "has_mean",
+    "n_order", "n_pairs", "matrix_width", "basis_width", "key_width", "n_value_columns", "value_width",
+    "n_coefficients", "n_hidden", "hidden_sorted",
+)  # fmt: skip
+ADDRESSES = (
+    "query", "order", "angles", "matrix", "turned_mean", "basis", "key_codes", "key_plane_start", "key_columns",
+    "key_first_column", "key_rows", "key_gain", "value_codes", "value_plane_start", "value_columns",
+    "value_first_column", "value_bytes", "value_scale", "value_offset", "value_coefficient", "value_gain", "mask",
+    "hidden_rows", "hidden_tokens", "mean", "log_sum",
+)  # fmt: skip
+STRIDES = (
+    "query_row", "query_head", "query_batch", "angles_row", "matrix_head", "key_batch", "key_plane", "key_columns_head",
+    "key_gain_batch", "key_gain_head", "value_batch", "value_plane", "value_columns_head", "value_gain_batch",
+    "value_gain_head", "mask_batch",
+)  # fmt: skip
+PROBLEM = np.dtype(
+    [(name, np.int64) for name in (*COUNTS, *ADDRESSES, *STRIDES)] + [("scale", np.float64), ("softcap", np.float64)]
+)
+"""An address of 0 is a term that is not there; strides are in bytes."""
+
+PLACES = (
+    "query", "turned", "frames", "by_mean", "bias", "shifted", "folded", "digits", "factors", "steps", "bases",
+    "commons", "scores", "gained", "weights", "groups", "spans", "key_codes", "value_codes", "sums", "top", "summed",
+    "unit", "shrink", "reference", "total", "mass",
+)  # fmt: skip
+SCRATCH = np.dtype([(name, np.int64) for name in PLACES])
+
+
+def scratch_bytes(n_rows: int, width: int, sizes: dict[str, int]) -> dict[str, int]:
+    """Bytes of each place, for `n_rows` rows side by side and groups of `width` tokens."""
+    pitch, n_groups = 4 * (SPAN + width), SPAN // width + 1
+    row = 4 * n_rows
+    return {
+        "query": row * sizes["n_order"],
+        "turned": row * sizes["n_order"],
+        "frames": row * sizes["matrix_width"],
+        "by_mean": row * sizes["n_order"],
+        "bias": row * max(sizes["basis_width"], width),
+        "shifted": row * width,
+        "folded": n_rows * sizes["key_planes"] * ROW_BYTES,
+        "digits": n_rows * sizes["key_planes"] * DIGIT_BYTES,
+        **dict.fromkeys(("factors", "steps", "bases", "commons", "top", "unit", "shrink", "reference"), 64),
+        "summed": 64,
+        "total": 64,
+        "mass": 64,
+        "scores": n_rows * pitch,
+        "gained": pitch,
+        "weights": n_rows * pitch // 2,
+        "groups": n_groups * GROUP_ENTRY,
+        "spans": n_groups * 16,
+        "key_codes": width * sizes["key_planes"],
+        "value_codes": 2 * width * sizes["value_planes"],
+        "sums": row * sizes["value_width"],
+    }

@@ -1,0 +1,69 @@
+"""The definition: turn the query into the frame of each block, then attend as karhunen.kernels.byte_attention does."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from karhunen.kernels.byte_attention import naive as byte_attention
+from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial
+from karhunen.kernels.scan_attention.frames import Frames
+
+
+def scan_attention(
+    query: Float[Tensor, "b h r d"],
+    keys: CodedTokens,
+    values: CodedTokens,
+    frames: Frames,
+    *,
+    first_position: int = 0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
+    hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
+) -> Partial:
+    """In the dtype of `query`."""
+    b, h, r, _ = query.shape
+    block = frames.block_tokens
+    t = keys.n_tokens
+    first_block = 0 if block is None else first_position // block
+    n_blocks = 1 if block is None else max(0, first_position + t - 1) // block - first_block + 1
+    starts = (first_block + torch.arange(n_blocks, device=query.device)) * (block or 0)
+    turned = rotated(query[:, :, :, None], frames, -starts)  # [b h r n d]
+    q_frames = torch.einsum("bhrnd,hdc->bhrnc", turned, frames.matrix.to(query))
+    bias = torch.einsum("bhrnd,hd->bhrn", turned, frames.offset.to(query))
+    places = torch.arange(block or 1, device=query.device)
+    mean = rotated(frames.mean.to(query)[:, None], frames, places)  # [h k d]
+    offset_bias = torch.einsum("bhrnd,hkd->bhrnk", turned, mean)
+    if block is None:
+        bias, offset_bias = bias + offset_bias[..., 0], None
+    if hidden is not None:
+        mask = torch.zeros(b, t, dtype=query.dtype, device=query.device) if mask is None else additive(mask, query)
+        mask[hidden[0].long(), hidden[1].long()] = -torch.inf
+    grouped = keys.tables.n_heads != h  # joined heads: one table for all
+    if grouped:
+        q_frames, bias = (x.reshape(b, 1, h * r, *x.shape[3:]) for x in (q_frames, bias))
+        offset_bias = None if offset_bias is None else offset_bias.reshape(b, 1, h * r, n_blocks, -1)
+    found = byte_attention.byte_attention(
+        q_frames, keys, values, key_bias=bias, offset_bias=offset_bias, block_tokens=block,
+        first_offset=0 if block is None else first_position - first_block * block,
+        scale=scale, softcap=softcap, mask=mask,
+    )  # fmt: skip
+    return Partial(found.mean.reshape(b, h, r, -1), found.log_sum.reshape(b, h, r))
+
+
+def rotated(x: Float[Tensor, "*b d"], frames: Frames, positions: Int[Tensor, " n"]) -> Float[Tensor, "*b d"]:
+    """R(position) x for vectors [..., n, d] (or 1 in place of n), in float64."""
+    if not frames.frequencies:
+        return x
+    first, second = list(frames.first), list(frames.second)
+    angle = positions.double()[:, None] * torch.tensor(frames.frequencies, dtype=torch.float64, device=x.device)
+    wide = x.double().expand(*x.shape[:-2], len(positions), x.shape[-1]).clone()
+    a, b = wide[..., first], wide[..., second]
+    wide[..., first] = a * angle.cos() - b * angle.sin()
+    wide[..., second] = a * angle.sin() + b * angle.cos()
+    return wide.to(x.dtype)
+
+
+def additive(mask: Tensor, like: Tensor) -> Tensor:
+    """The mask as a term of the scores, a copy."""
+    return byte_attention.additive(mask, like.dtype).clone()

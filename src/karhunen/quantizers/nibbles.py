@@ -1,0 +1,86 @@
+"""The fitted quantizer of additive nibbles: every symbol is a byte, its entry the sum of two rows of int8.
+
+    ŷ[coordinates of plane j] += (low[byte mod 16] + high[byte div 16]) · scale,    ŷ = gain · that
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import final
+
+import torch
+from jaxtyping import Float, Int, Int8
+from torch import Tensor
+
+from karhunen.kernels.byte_decode import byte_decode
+from karhunen.kernels.byte_encode import byte_encode
+from karhunen.kernels.byte_tables import ByteTables, NibbleTables
+from karhunen.quantizers.base import Codes, Quantizer
+from karhunen.quantizers.gains import GAIN_BITS, GainKind, apply_gain, split_gain
+from karhunen.quantizers.nearest import byte_path
+from karhunen.values import refuse_unless_one_of
+
+
+@final
+@dataclass(frozen=True)
+class NibbleQuantizer(Quantizer):
+    """`s` planes over `g` head groups of `c` coefficients, group by group, a plane after those it refines.
+
+    Plane j belongs to group `plane_group[j]` and covers the `plane_size[j]` coefficients at `coordinates`
+    (concatenated), in as many columns of `low`, `high` and `scale`.
+    """
+
+    g: int
+    c: int
+    gain: GainKind
+    plane_group: Int[Tensor, " s"]
+    plane_size: Int[Tensor, " s"]
+    coordinates: Int[Tensor, " total"]
+    low: Int8[Tensor, "16 total"]
+    high: Int8[Tensor, "16 total"]
+    scale: Float[Tensor, " total"]
+
+    def __post_init__(self) -> None:
+        refuse_unless_one_of("gain", self.gain, tuple(GAIN_BITS))
+        n = int(self.plane_size.sum())
+        shapes = {"coordinates": (n,), "low": (16, n), "high": (16, n), "scale": (n,)}
+        for name, shape in shapes.items():
+            if tuple(getattr(self, name).shape) != shape:
+                raise ValueError(f"{name} has shape {tuple(getattr(self, name).shape)}; {shape} is wanted")
+        groups = self.plane_group.tolist()
+        if len(groups) != len(self.plane_size) or groups != sorted(groups) or (groups and groups[-1] >= self.g):
+            raise ValueError(f"plane_group {groups} does not name a group of 0 … {self.g - 1} for each plane, in order")
+        if groups and groups[0] < 0:
+            raise ValueError(f"plane_group names group {groups[0]}")
+        if self.plane_size.numel() and int(self.plane_size.min()) < 1:
+            raise ValueError("a plane covers no coefficient")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Every symbol is a byte."""
+        return (8,) * len(self.plane_size)
+
+    def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
+        """Side information: `gain` [b g t], where there is one."""
+        y = y.double()
+        side: dict[str, Tensor] = {}
+        if self.gain != "none":
+            y, side["gain"] = split_gain(y, self.gain)
+        return Codes(byte_encode(y.float(), self.byte_tables, path=byte_path(y.device)).int(), side)
+
+    def decode(self, codes: Codes) -> Float[Tensor, "b g t c"]:
+        """The mirror of `encode`."""
+        y = byte_decode(codes.symbols.to(torch.uint8), self.byte_tables, path=byte_path(codes.symbols.device))
+        return apply_gain(y, codes.side["gain"]) if self.gain != "none" else y
+
+    @cached_property
+    def byte_tables(self) -> ByteTables:
+        """The tables as kernels read them."""
+        per_group = torch.bincount(self.plane_group, minlength=self.g).tolist()
+        return ByteTables.of_nibbles(
+            NibbleTables(self.low, self.high, self.scale),
+            self.coordinates.long(),
+            tuple(accumulate(self.plane_size.tolist(), initial=0)),
+            tuple(accumulate(per_group, initial=0)),
+            self.c,
+        )

@@ -1,0 +1,195 @@
+"""Every verb in a pseudo-terminal: no crash, no line wider than the terminal, one document with --json."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import save_tiny
+from tests.cli.terminal import ESCAPE, Shown, in_terminal, read_to_end, run_in_terminal
+
+from karhunen.cli import run
+from karhunen.cli.screen import Screen
+from karhunen.evaluation.composition import recipe_rows
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3|9)[0-7](?:;[0-9;]*)?m")
+SPECTRA = "spectra:bits=3,group=8,recent=16"
+SIZES = ["--prefill-tokens", "96", "--scored-tokens", "32", "--generated-tokens", "4"]
+LOADING = ("calibrate", "generate", "demo", "fold", "evaluate", "leaderboard", "bench")  # these load a model
+DRAWING = ("leaderboard", "report")  # these draw pictures, for seconds
+VERBS = (*LOADING, "inspect", "report", "compare", "doctor", "recipes")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With room for the demo's document."""
+    return save_tiny(tmp_path_factory.mktemp("terminal") / "llama", max_position_embeddings=4096)
+
+
+@pytest.fixture(scope="session")
+def codec(model: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("terminal") / "codec"
+    start = ["calibrate", "--model", str(model), "--text", str(text_file), "--max-tokens", "1024"]
+    assert run([*start, "--recipe", SPECTRA, "-o", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
+def results(model: Path, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("terminal") / "results"
+    recipes = ["--recipe", "int8:group=12,recent=16", "--recipe", "int2:group=12,recent=16"]
+    start = ["evaluate", "--model", str(model), "--task", str(text_file), "--limit", "1"]
+    assert run([*start, *SIZES, *recipes, "--results", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def command(model: Path, text_file: Path, codec: Path, results: Path, tmp_path: Path) -> Callable[[str], list[str]]:
+    """A verb with arguments that let it do its whole work on a tiny model."""
+    of_model, text = ["--model", str(model)], ["--text", str(text_file)]
+    out = ["-o", str(tmp_path / "out")]
+    few = ["--limit", "1", *SIZES, "--recipe", "int2:group=12,recent=16"]
+    commands = {
+        "calibrate": [*of_model, *text, *out, "--max-tokens", "1024", "--recipe", SPECTRA],
+        "generate": [*of_model, "--codec", str(codec), "-p", "say something " * 8, "--max-new-tokens", "40"],
+        "demo": [*of_model, "--recipe", "int8:group=12,recent=16", "--calibration-tokens", "512",
+                 "--prompt-tokens", "200", "--scored-tokens", "16"],
+        "fold": [*of_model, *text, *out, "--codec", str(codec), "--max-tokens", "1024"],
+        "evaluate": [*of_model, "--task", str(text_file), *few, "--results", str(tmp_path / "results")],
+        "leaderboard": [*of_model, "--results", str(results), *SIZES, "--recipe", "full", "--rate", "8", *out],
+        "bench": [*of_model, "--codec", str(codec), "--tokens", "64", "--rounds", "1"],
+        "inspect": [str(codec)],
+        "report": [str(results), *out],
+        "compare": ["int8", "int2", "--results", str(results)],
+        "doctor": [],
+        "recipes": [],
+    }  # fmt: skip
+    return lambda verb: [verb, *commands[verb]]
+
+
+def assert_readable(shown: Shown, columns: int) -> None:
+    assert shown.code == 0, shown.text
+    assert "Traceback" not in shown.text
+    assert "unexpected" not in shown.text
+    assert shown.lines, "something was shown"
+    for line in shown.lines:
+        assert len(line) <= columns, f"{len(line)} columns: {line!r}"
+
+
+def test_the_verbs_are_all_of_them() -> None:
+    from typer.main import get_command
+
+    from karhunen.cli.app import app
+
+    assert sorted(VERBS) == sorted(get_command(app).commands)
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("verb", [v if v not in DRAWING else pytest.param(v, marks=pytest.mark.slow) for v in VERBS])
+def test_every_verb_fits_its_terminal(command: Callable[[str], list[str]], verb: str, columns: int) -> None:
+    shown = run_in_terminal(command(verb), columns)
+    assert_readable(shown, columns)
+    assert shown.sent.rfind(SHOW_CURSOR) >= shown.sent.rfind(HIDE_CURSOR), "the cursor is there again"
+
+
+@pytest.mark.parametrize("verb", [v for v in VERBS if v not in DRAWING])
+def test_a_terminal_that_cannot_redraw_gets_lines(
+    command: Callable[[str], list[str]], verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    shown = run_in_terminal(command(verb), 60)
+    assert_readable(shown, 60)
+    assert "\x1b" not in shown.sent
+    if verb == "calibrate":
+        assert re.search(r"calibrating: [\d,]+ of [\d,]+ tokens, [\d,]+/s", " ".join(shown.text.split()))
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "generate", "inspect"])
+def test_no_color_means_none(command: Callable[[str], list[str]], verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    coloured = run_in_terminal(command(verb), 80).sent
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = run_in_terminal(command(verb), 80)
+    assert_readable(plain, 80)
+    assert not COLOUR.search(plain.sent)
+    if verb != "inspect":
+        assert COLOUR.search(coloured), "otherwise there is one"
+
+
+@pytest.mark.parametrize("verb", [v for v in VERBS if v not in DRAWING])
+def test_with_json_stdout_is_one_document_while_progress_goes_to_the_terminal(
+    command: Callable[[str], list[str]], verb: str, tmp_path: Path
+) -> None:
+    shown = run_in_terminal([*command(verb), "--json"], 80, out=tmp_path / "stdout")
+    assert shown.code == 0, shown.text
+    assert isinstance(json.loads(shown.out), dict)
+    assert "\x1b" not in shown.out
+    assert all(len(line) <= 80 for line in shown.lines), shown.text
+    assert bool(shown.lines) == (verb in LOADING), "progress is shown, results are not"
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "generate", "recipes"])
+def test_a_pipe_gets_the_result_whole_and_uncoloured(
+    command: Callable[[str], list[str]], verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # of the caller's other programs; a pipe is a pipe
+    shown = run_in_terminal(command(verb), 60, out=tmp_path / "stdout")
+    assert shown.code == 0, shown.text
+    assert shown.out.strip()
+    assert "\x1b" not in shown.out
+    if verb == "calibrate":
+        assert len(shown.out.splitlines()) == 1, "a line that programs read is not broken"
+
+
+def test_a_progress_bar_says_how_far_how_fast_and_what_is_left() -> None:
+    def work() -> int:
+        with Screen(as_json=False).progress("calibrating", "tokens", waiting="loading") as advance:
+            for done in (0, 2048, 8192, 16384):
+                time.sleep(0.25)  # more than a frame
+                advance(done, 16384)
+        return 0
+
+    for columns in (80, 60):
+        shown = in_terminal(work, columns)
+        assert max(len(line) for line in shown.lines) <= columns
+        assert re.search("loading +━", shown.text), "before there is a total"
+        said = re.findall(r"calibrating ([━╸╺ ]+) ([\d,]+) of 16,384 tokens, ([\d,]+)/s, (\d+) s left", shown.text)
+        assert {done for _, done, *_ in said} == {"2,048", "8,192"}
+        assert all(len(bar) >= 5 for bar, *_ in said)
+
+
+def test_recipes_are_readable_in_a_narrow_terminal() -> None:
+    shown = run_in_terminal(["recipes"], 60)
+    words = set(shown.text.split())
+    for row in recipe_rows():
+        assert f"recipe {row.name}" in {line.strip() for line in shown.lines}
+        for option, value in row.options.items():
+            assert {f"{option}={value}", f"{option}={value},"} & words, "no word is cut in two"
+
+
+def test_a_terminal_is_not_steered_by_what_a_model_says() -> None:
+    def work() -> int:
+        Screen(as_json=False).stream("one\ntwo\x1b]0;title\x07\x9b2J\r three")
+        return 0
+
+    assert in_terminal(work, 80).sent.splitlines() == ["one", "two�]0;title��2J� three"]
+
+
+def test_the_command_itself_runs_in_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", "from karhunen.cli import main; main()", "recipes"]
+    source = str(Path(__file__).parents[2] / "src")
+    environment = {**os.environ, "PYTHONPATH": source, "COLUMNS": "60"}
+    child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    sent = read_to_end(ours)
+    os.close(ours)
+    assert child.wait() == 0
+    assert "recipe karhunen" in sent
+    assert max(map(len, ESCAPE.sub("", sent).splitlines())) <= 60

@@ -33,7 +33,7 @@ N_EXAMPLES = 4
 class ToolCalls(Task):
     """`n_requests` prompts of about `n_tokens` tokens each."""
 
-    n_requests: int = 8
+    n_requests: int = 16
     n_tokens: int = 1024
 
     @property

@@ -19,7 +19,7 @@ LAYERS = (
     ("recipes",),
     ("fitting",),
     ("recipe",),
-    ("attention",),
+    ("attention", "pages"),
     ("store",),
     ("codec",),
     ("windows", "packing"),
@@ -32,10 +32,17 @@ LAYERS = (
 )
 """Highest first. A part imports itself and lower layers; parts side by side do not know each other."""
 
-LEAVES = {"kernels": "quantizers", "values": "statistics", "folder": "statistics"}
+LEAVES = {"kernels": "quantizers", "values": "statistics", "folder": "statistics", "stores": "hf", "card": "codec"}
 """Import nothing of karhunen but themselves; each with the lowest layer that may import it (those above may too)."""
 
-ONLY_IMPORTERS = {"transformers": {"hf"}, "lm_eval": {"evaluation"}, "vllm": {"serving"}}
+ONLY_IMPORTERS = {
+    "transformers": {"hf"},
+    "huggingface_hub": {"hf"},
+    "lm_eval": {"evaluation"},
+    "vllm": {"serving"},
+    "redis": {"stores"},
+    "fsspec": {"stores"},
+}
 HEAVY = ("transformers", "numba", "triton", "vllm")
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 CACHE_FOLDER_READER = Path("hf") / "embedded.py"

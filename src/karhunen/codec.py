@@ -4,8 +4,10 @@ x ── frame ──▶ κ ── transform ──▶ y ── quantizer ──
 x ◀── frame ── κ ◀── transform ── y ◀── quantizer ── symbols ◀── packing ── bytes
 """
 
+import logging
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from karhunen.card import ReportCard
 from karhunen.folder import read_folder, write_folder
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.packing.base import Layout
@@ -36,8 +39,11 @@ PART_PACKAGES = (
     "karhunen.quantizers",
     "karhunen.packing",
     "karhunen.windows",
+    "karhunen.card",
     "karhunen.codec",
 )
+
+_LOG = logging.getLogger(__name__)
 
 
 @final
@@ -76,7 +82,7 @@ class SideCodec:
 
         Tokens of `left_out` are kept elsewhere: they stretch no range that others share.
         """
-        if not bool(torch.isfinite(x).all()):
+        if not _is_finite(x):
             raise ValueError("NaN or infinity among the vectors to be coded; the model's own forward produced it")
         with as_written(x.device):
             y = self.transform.forward(self.frame.forward(x.detach(), positions, self.rotary, self.mean))
@@ -152,13 +158,15 @@ class Origin:
 @final
 @dataclass(frozen=True)
 class Codec:
-    """The codec of a model: one `LayerCodec` for each coded layer, and why each other layer is left exact."""
+    """The codec of a model: one `LayerCodec` for each coded layer, and why each other layer is left exact. `card` is
+    what `karhunen verify` measured of it, None before."""
 
     model: ModelIdentity
     window: Window
     layers: Mapping[int, LayerCodec]
     left_exact: Mapping[int, str]
     origin: Origin = Origin()
+    card: ReportCard | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Codec":
         return self
@@ -185,20 +193,30 @@ class Codec:
         return fingerprint((self.layers, self.window))
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write the artifact: `config.json` and `tensors.safetensors`, whole or not at all."""
+        """Write the artifact: `config.json` and `tensors.safetensors`, whole or not at all. ValueError if its report
+        card is another codec's."""
+        if self.card is not None and self.card.codec != (mine := self.fingerprint()):
+            raise ValueError(f"the report card is that of codec {self.card.codec}, this is {mine}; verify it anew")
         tensors: dict[str, Tensor] = {}
         write_folder(Path(folder), FORMAT, VERSION, {"codec": dismantle(self, tensors)}, tensors)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Codec":
-        """Read an artifact; ValueError saying what is wrong with it."""
+        """Read an artifact, and log its report card; ValueError saying what is wrong with it."""
         config, tensors = read_folder(Path(folder), FORMAT, VERSION)
         made = assemble(config.get("codec"), kinds_in(*PART_PACKAGES), tensors)
         if not isinstance(made, cls):
             raise ValueError(f"{folder} holds a {type(made).__name__}, not a codec")
+        if made.card is not None:
+            _LOG.log(logging.INFO if made.card.passed else logging.WARNING, "%s: %s", folder, made.card.line)
         return made
 
 
-def as_written(device: torch.device) -> torch.autocast:
+def _is_finite(x: Tensor) -> bool:
+    """No NaN, no infinity: both come through in the extremes, which one pass finds."""
+    return x.numel() == 0 or all(math.isfinite(end) for end in map(float, x.aminmax()))
+
+
+def as_written(device: torch.device) -> AbstractContextManager[Any]:
     """Arithmetic in the dtypes that are written down, whatever autocast the model runs under: bytes depend on it."""
-    return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()

@@ -55,7 +55,11 @@ def recipe_of(name: str) -> Recipe:
     if name == "fine":
         side = replace(make("int8").key, allocation=Uniform(12))
         return Recipe("fine", side, side, WINDOW)
-    recipe = make(name, bits=6.0) if name == "spectra" else make(name)  # 24 coefficients leave few bits beside a range
+    roomy = {
+        "spectra": {"bits": 6.0},
+        "kvtc": {"bits": 6.0, "page": 4},
+    }  # 24 coefficients leave few bits beside a range
+    recipe = make(name, **roomy.get(name, {}))
     return recipe if recipe.key is None else replace(recipe, window=WINDOW)
 
 

@@ -102,6 +102,9 @@ def generate(
     attention: Annotated[
         str, typer.Option("--attention", help="karhunen reads the cache's bytes; sdpa or eager get them decoded.")
     ] = "karhunen",
+    session: Annotated[
+        Path | None, typer.Option("--session", help="Keep the conversation in this folder and go on from it.")
+    ] = None,
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> None:
@@ -109,7 +112,7 @@ def generate(
     from karhunen.cli.generate import run
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    run(codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, attention, dtype, as_json)
+    run(codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, attention, dtype, as_json, session)
 
 
 @app.command()

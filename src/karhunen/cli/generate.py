@@ -21,8 +21,9 @@ def run(
     attention: str,
     dtype: str,
     as_json: bool,
+    session: Path | None = None,
 ) -> None:
-    """Continue the prompt with the codec's cache."""
+    """Continue the prompt with the codec's cache, or the conversation that `session` holds."""
     if attention not in ATTENTIONS:
         raise ValueError(f"unknown attention {attention!r}; known: {', '.join(ATTENTIONS)}")
     text = read_prompt(prompt, prompt_file)
@@ -30,22 +31,29 @@ def run(
 
     codec = Codec.from_pretrained(codec_folder)
     from karhunen.cli.account import account_table
+    from karhunen.folder import check_target
+    from karhunen.hf.conversation import Resumed, converse
     from karhunen.hf.generation import Sampling, generate, prompt_tokens
+    from karhunen.hf.session import FORMAT
+
+    if session is not None:
+        check_target(session, FORMAT)
 
     sampling = Sampling(**sampling_options)
     with Screen(as_json).open() as screen:
         model, tokenizer = load_model(screen, model_name, dtype)
         model.set_attn_implementation(attention)
-        tokens = prompt_tokens(tokenizer, text, chat=False if raw else None)
-        result = generate(
-            model,
-            tokenizer,
-            tokens,
-            codec,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            on_text=screen.stream,
-        )
+        screen.log(codec.card.line if codec.card else "this codec has no report card: `karhunen verify` makes one")
+        settings: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "sampling": sampling,
+            "on_text": screen.stream,
+        }
+        chat, resumed = False if raw else None, Resumed()
+        if session is None:
+            result = generate(model, tokenizer, prompt_tokens(tokenizer, text, chat=chat), codec, **settings)
+        else:
+            result, resumed = converse(model, tokenizer, text, codec, session, chat=chat, **settings)
         report = result.report
         assert report is not None, "a codec makes a compressed cache"
         screen.say("\n")
@@ -57,9 +65,17 @@ def run(
         if how := sorted({layer.how_read for layer in report.layers if layer.how_read}):
             screen.say(f"coded tokens were read from {'; '.join(how)}")
         screen.say(
-            f"{result.n_prompt_tokens:,} prompt tokens in {result.prefill_seconds:.2f} s; {result.n_new_tokens:,} new "
+            f"{result.n_prompt_tokens - resumed.n_tokens:,} prompt tokens in {result.prefill_seconds:.2f} s; "
+            f"{result.n_new_tokens:,} new "
             f"ones at {result.tokens_per_second:.2f} tokens/s"
         )
+        if session is not None:
+            screen.say(
+                f"{resumed.n_tokens:,} tokens were restored from {session} in {resumed.restore_seconds:.2f} s; reading "
+                f"them took {resumed.read_seconds:.2f} s: {resumed.seconds_saved:.2f} s saved"
+                if resumed.n_tokens
+                else f"the conversation is kept in {session}"
+            )
         screen.document(
             rounded(
                 {
@@ -70,6 +86,9 @@ def run(
                     "tokens_per_second": result.tokens_per_second,
                     "dtype": dtype,
                     "attention": attention,
+                    "restored_tokens": resumed.n_tokens,
+                    "restore_seconds": resumed.restore_seconds,
+                    "seconds_saved": resumed.seconds_saved,
                     "cache": report.to_dict(),
                 }
             )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from karhunen.cli.screen import Screen, grid, rounded
+from karhunen.cli.verify import card_document, card_table
 
 if TYPE_CHECKING:
     from karhunen.evaluation.composition import Anatomy
@@ -21,7 +22,12 @@ def run(folder: Path, as_json: bool) -> None:
         found = anatomy(codec)
         if not as_json:
             show(screen, found)
-        screen.document(rounded(document(found)))
+            if codec.card is not None:
+                screen.table(card_table(codec.card))
+            else:
+                screen.say("no report card: `karhunen verify` makes one")
+        card = None if codec.card is None else card_document(codec.card)
+        screen.document(rounded({**document(found), "report_card": card}))
 
 
 def document(found: "Anatomy") -> dict[str, Any]:

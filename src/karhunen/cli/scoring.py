@@ -1,11 +1,11 @@
-"""The verbs that measure: evaluate, leaderboard, report, compare. Nothing heavy is imported before one runs."""
+"""The verbs that measure: evaluate, verify, leaderboard, report, compare. Nothing heavy is imported before one runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from karhunen.cli.options import DEFAULT_MODEL, Dtype, Json, Model
+from karhunen.cli.options import DEFAULT_MODEL, CodecFolder, Dtype, Json, Model
 
 scoring = typer.Typer()
 
@@ -72,6 +72,40 @@ def evaluate(
     harness = (tuple(filter(None, (tasks or "").split(","))), include_path)
     wanted = Wanted(model, dtype, *chosen, results, statistics, *sizes, limit, seed, jobs, redo, *harness)
     return run(wanted, as_json)
+
+
+@scoring.command()
+def verify(
+    codec: CodecFolder,
+    model: Model = DEFAULT_MODEL,
+    text: Annotated[
+        list[Path] | None, typer.Option("--text", help="A text file, or a folder of them; repeatable.")
+    ] = None,
+    max_kl: Annotated[float, typer.Option("--max-kl", min=0.0, help="Mean logit KL, nats.")] = 0.02,
+    max_kl_p999: Annotated[float, typer.Option("--max-kl-p999", min=0.0, help="Its 99.9th percentile.")] = 1.0,
+    max_kl_pages: Annotated[
+        float, typer.Option("--max-kl-pages", min=0.0, help="Mean KL after a prompt restored from pages.")
+    ] = 0.05,
+    min_top1: Annotated[float, typer.Option("--min-top1", min=0.0, max=1.0, help="Same likeliest token.")] = 0.95,
+    min_needles: Annotated[
+        float, typer.Option("--min-needles", min=0.0, max=1.0, help="Of the facts that the dense model finds.")
+    ] = 0.9,
+    min_calls: Annotated[float, typer.Option("--min-calls", min=0.0, max=1.0, help="Same tool call, as JSON.")] = 0.9,
+    prefill_tokens: PrefillTokens = 2560,
+    scored_tokens: ScoredTokens = 384,
+    documents: Annotated[int, typer.Option("--documents", min=1, help="Texts to score at most.")] = 3,
+    seed: Seed = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave the codec as it is.")] = False,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> int:
+    """Measure a codec against the uncompressed model; keep the report card inside it. Exit code 3 if a gate fails."""
+    from karhunen.cli.verify import run
+
+    limits = {"kl": max_kl, "kl_p999": max_kl_p999, "pages": max_kl_pages, "top1": min_top1}
+    limits |= {"needles": min_needles, "tool_calls": min_calls}
+    sizes = {"prefill_tokens": prefill_tokens, "scored_tokens": scored_tokens, "n_documents": documents}
+    return run(codec, model, tuple(text or ()), limits, sizes, seed, dtype, not dry_run, as_json)
 
 
 @scoring.command()

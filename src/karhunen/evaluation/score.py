@@ -106,12 +106,7 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
         encoded = time.perf_counter()
         _read_all(cache)
         decoded = time.perf_counter()
-        scored = dense.document.scored
-        pages = [slice(at, at + PAGE_TOKENS) for at in range(0, len(scored), PAGE_TOKENS)]
-        compared = [
-            _compared(dense.logits[page], _forward(model, scored[page], cache), scored[1:][page]) for page in pages
-        ]
-    kl, agree, nll_dense, nll_coded = (torch.cat(parts) for parts in zip(*compared, strict=True))
+        kl, agree, nll_dense, nll_coded = compared_with(model, dense, cache)
     return Score(
         document=dense.document.name,
         kl=kl,
@@ -123,6 +118,17 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
         decode_seconds=decoded - encoded,
         dense_seconds_per_token=dense.seconds_per_token,
     )
+
+
+def compared_with(
+    model: nn.Module, dense: DenseRun, cache: Any
+) -> tuple[Float[Tensor, " m"], Bool[Tensor, " m"], Float[Tensor, " m-1"], Float[Tensor, " m-1"]]:
+    """KL, agreement and both likelihoods of the scored tokens, read after whatever `cache` holds of the prompt."""
+    scored = dense.document.scored
+    pages = [slice(at, at + PAGE_TOKENS) for at in range(0, len(scored), PAGE_TOKENS)]
+    parts = [_compared(dense.logits[page], _forward(model, scored[page], cache), scored[1:][page]) for page in pages]
+    kl, agree, nll_dense, nll_coded = (torch.cat(values) for values in zip(*parts, strict=True))
+    return kl, agree, nll_dense, nll_coded
 
 
 def coded_copy(model: nn.Module, codec: Codec, tokens: Int[Tensor, " n"], uncompressed: Any) -> CompressedCache:

@@ -8,8 +8,10 @@ layer by layer, so the peak falls too.
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from copy import deepcopy
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, cast, final
 
 import torch
@@ -228,6 +230,40 @@ class CompressedCache(Cache):
         transient = max((layer.transient_bytes for layer in self.coded_layers()), default=0)
         return Report(self.codec.origin.recipe, rows, self.codec.table_bytes(), transient)
 
+    def save(self, folder: str | Path, tokens: Tensor | None = None, read_seconds: float = 0.0) -> None:
+        """Write all that is held, to go on from any day (`karhunen.hf.session`); `tokens` `[b t]` are those of the text
+        it has read, `read_seconds` what reading them took: both are kept for whoever loads it."""
+        from karhunen.hf.session import save_session
+
+        save_session(self, folder, tokens, read_seconds)
+
+    @classmethod
+    def load(cls, model: nn.Module, folder: str | Path, codec: Codec | None = None) -> "CompressedCache":
+        """The cache as `save` left it; ValueError, with the reason, if this model cannot go on from it. `codec` spares
+        a session that has its codec inside the reading of it, and is needed by one that has not."""
+        from karhunen.hf.session import load_session
+
+        return load_session(model, folder, codec)[0]
+
+    def branch(self) -> "CompressedCache":
+        """A cache that goes on from here by itself and shares what is coded: many questions to one document hold its
+        bytes once. This cache may go on too. A branch with coded tokens of its own copies a layer's codes to read."""
+        memo: dict[int, Any] = {id(layer.store): layer.store.branch() for layer in self.coded_layers()}
+        return deepcopy(self, memo)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of codes, scales and gains that belong to the cache this branched from, and to its other branches."""
+        held = (layer.store.tensors() for layer in self.coded_layers())
+        return sum(x.nbytes for tensors in held for name, x in tensors.items() if name.endswith(".shared"))
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that reads it; ValueError if that is gone."""
+        if (model := self._model()) is None:
+            raise ValueError("the model of this cache is gone")
+        return model
+
     def close(self) -> None:
         """Stop watching the model's forwards; happens by itself when the cache is no longer used."""
         self._stop_watching()
@@ -245,8 +281,6 @@ class CompressedCache(Cache):
         self._stop_watching: Callable[[], Any] = weakref.finalize(self, shown.close)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CompressedCache":
-        from copy import deepcopy
-
         twin = cast("CompressedCache", object.__new__(type(self)))
         memo[id(self)] = twin
         skip = {"_model", "_stop_watching"}

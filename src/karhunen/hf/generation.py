@@ -61,6 +61,7 @@ class Generation:
     prefill_seconds: float
     seconds_per_step: float
     report: Report | None
+    new_tokens: tuple[int, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:
@@ -92,8 +93,10 @@ def generate(
     sampling: Sampling | None = None,
     on_text: OnText | None = None,
     exact_dtype: torch.dtype | None = None,
+    held: CompressedCache | None = None,
 ) -> Generation:
     """Continue `tokens` from the cache of `codec`, or from transformers' own; `on_text` receives text as it comes.
+    `held` is a cache that has read the first of them, and goes on to hold the others.
 
     ValueError if the prompt does not fit the model's positions, or the codec was made for another model.
     """
@@ -104,7 +107,10 @@ def generate(
             f"a prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's {room} positions; "
             "shorten the prompt or ask for fewer"
         )
-    cache = dense_cache(model) if codec is None else CompressedCache(model, codec, exact_dtype)
+    if held is not None:
+        cache = held
+    else:
+        cache = dense_cache(model) if codec is None else CompressedCache(model, codec, exact_dtype)
     streamer = _Clocked(tokenizer, on_text)
     if sampling.seed is not None:
         torch.manual_seed(sampling.seed)
@@ -121,10 +127,11 @@ def generate(
     )
     new = output[0, n_prompt:]
     report = cache.report() if isinstance(cache, CompressedCache) else None
-    if isinstance(cache, CompressedCache):
+    if isinstance(cache, CompressedCache) and held is None:
         cache.close()
     text = cast("str", tokenizer.decode(new, skip_special_tokens=True))
-    return Generation(text, n_prompt, len(new), streamer.prefill_seconds, streamer.seconds_per_step, report)
+    seconds = streamer.prefill_seconds, streamer.seconds_per_step
+    return Generation(text, n_prompt, len(new), *seconds, report, tuple(new.tolist()))
 
 
 @final

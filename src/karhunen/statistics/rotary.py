@@ -47,4 +47,6 @@ class Rotary:
         else:
             a, b = turned.chunk(2, dim=-1)
             pairs = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        if pairs.shape[-1] == x.shape[-1]:
+            return pairs
         return torch.cat([x[..., :start], pairs, x[..., end:]], dim=-1)

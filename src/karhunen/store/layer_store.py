@@ -8,6 +8,7 @@ and nowhere else: what is read holds the others only. A token is encoded once, w
 vector; its bytes never change. What the layer holds depends on the tokens appended, not on how many came at a time.
 """
 
+from copy import deepcopy
 from typing import final
 
 import torch
@@ -15,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed, as_written
+from karhunen.statistics.identity import LayerShape
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.account import Account, accounted
 from karhunen.store.buffers import TokenBuffer
@@ -24,6 +26,7 @@ from karhunen.store.pages import PageBuffer
 from karhunen.store.positions import Positions
 from karhunen.store.selection import Selection
 from karhunen.store.snapshot import Snapshot
+from karhunen.store.state import BufferState, SelectionState, StoreState
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
 from karhunen.windows.score import Queries
@@ -53,6 +56,60 @@ class LayerStore:
         self._exceptions: Exceptions | None = None
         self._forget_decoded()
         self.selection = Selection(self.window) if isinstance(self.window, TopScored) else None
+
+    def branch(self) -> "LayerStore":
+        """A store that goes on from here by itself. What is coded and exact is shared until either changes it."""
+        twin = LayerStore(self.codec, self.window, self.keeps_decoded)
+        twin._sink, twin._recent = dict(self._sink), dict(self._recent)
+        twin._coded = {slot: {n: buffer.branch() for n, buffer in self._coded[slot].items()} for slot in SLOTS}
+        twin._n_coded, twin._n_dropped, twin._rows_at = self._n_coded, self._n_dropped, self._rows_at
+        twin._exceptions, twin.selection = self._exceptions, deepcopy(self.selection)
+        return twin
+
+    def state(self) -> StoreState:
+        """All that is held, to be written down; `restored` is its mirror."""
+        coded = {
+            slot: {
+                name: BufferState(
+                    buffer.records if isinstance(buffer, PageBuffer) else buffer.view(),
+                    buffer.tokens_per_entry,
+                    self._n_coded,
+                )
+                for name, buffer in self._coded[slot].items()
+                if self._n_coded
+            }
+            for slot in SLOTS
+        }
+        exact: tuple[dict[str, Tensor], dict[str, Tensor]] = {**self._sink}, {**self._recent}
+        chosen = self.selection
+        decided = None if chosen is None else SelectionState(chosen.scores, chosen.decided, chosen.chosen_before)
+        return StoreState(*exact, coded, self._n_coded, self._n_dropped, self._rows_at.runs, self._exceptions, decided)
+
+    @classmethod
+    def restored(
+        cls, state: StoreState, codec: LayerCodec | None, window: Window, shape: LayerShape, keep_decoded: bool = False
+    ) -> "LayerStore":
+        """The store whose `state` this is; ValueError, saying what is wrong, if it is none of this codec."""
+        state.check(codec, shape)
+        made = cls(codec, window, keep_decoded)
+        for slot in SLOTS if state.recent else ():
+            made._sink[slot], made._recent[slot] = state.sink[slot], state.recent[slot]
+            for name, held in state.coded.get(slot, {}).items():
+                pages = codec.side(slot).layout.pages if codec and name == "planes" else None
+                if pages is not None:
+                    n_rows = state.recent[slot].shape[0]
+                    made._coded[slot][name] = PageBuffer.restored(pages, held.data, n_rows, held.n_tokens)
+                else:
+                    buffer = TokenBuffer(held.tokens_per_entry)
+                    buffer.append(held.data)
+                    made._coded[slot][name] = buffer
+        made._n_coded, made._n_dropped = state.n_coded, state.n_dropped
+        made._rows_at, made._exceptions = Positions(tuple((i, offsets) for i, offsets in state.runs)), state.exceptions
+        if made.selection is not None and state.selection is not None:
+            made.selection.scores = state.selection.scores
+            made.selection.decided = state.selection.decided
+            made.selection.chosen_before = state.selection.chosen_before
+        return made
 
     def append(
         self,
@@ -249,6 +306,11 @@ class LayerStore:
         return self._n_coded
 
     @property
+    def keeps_decoded(self) -> bool:
+        """Whether a decoded copy of the coded tokens is held too."""
+        return self._decoded is not None
+
+    @property
     def partition(self) -> Partition:
         """Where the tokens belong by the window's rule; of a score's choice, those that it has left."""
         n_tokens = self.n_tokens - (self._n_dropped if self.selection else 0)
@@ -262,6 +324,8 @@ class LayerStore:
             for name, buffer in self._coded[slot].items():
                 kind = "codes" if name == "planes" else "side"
                 held[f"{kind}.{slot}.{name}"] = buffer.storage()
+                if buffer.shared is not None:
+                    held[f"{kind}.{slot}.{name}.shared"] = buffer.shared
         if self._exceptions is not None:
             held |= {f"exact.exceptions.{name}": tensor for name, tensor in self._exceptions.tensors().items()}
         if self.selection is not None and self.selection.scores is not None:

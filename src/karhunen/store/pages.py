@@ -28,6 +28,31 @@ class PageBuffer:
         self._length = 0
         self._device = torch.device("cpu")
 
+    def branch(self) -> "PageBuffer":
+        """A buffer that goes on from here by itself and shares the records that are there."""
+        twin = PageBuffer(self.coder)
+        twin._records = self._records.branch()
+        twin._n_rows, twin._length, twin._device = self._n_rows, self._length, self._device
+        return twin
+
+    @classmethod
+    def restored(cls, coder: PageCoder, records: UInt8[Tensor, " n"], n_rows: int, length: int) -> "PageBuffer":
+        """The mirror of `records`; ValueError if they do not make pages of `length` tokens."""
+        made = cls(coder)
+        made._records.append(records)
+        made._n_rows, made._length, made._device = n_rows, length, records.device
+        sizes = [len(record) for record in made._read()]
+        n_pages, rest = divmod(length, coder.page_tokens)
+        whole = sum(sizes) + HEADER_BYTES * len(sizes) == records.numel()
+        if rest or len(sizes) != n_pages * n_rows or not whole:
+            raise ValueError(f"{len(sizes)} records are not those of {length} tokens in {n_rows} rows")
+        return made
+
+    @property
+    def records(self) -> UInt8[Tensor, " n"]:
+        """All that is held, without spare room."""
+        return self._records.view()
+
     def append(self, x: UInt8[Tensor, "b p t"]) -> None:
         """Add tokens at the end, in whole pages."""
         assert x.shape[-1] % self.coder.page_tokens == 0, "the store hands over whole pages"
@@ -42,8 +67,13 @@ class PageBuffer:
         return torch.cat(by_page, dim=-1).to(self._device)
 
     def storage(self) -> Tensor:
-        """The tensor held: all records, and spare room."""
+        """The tensor held: all records, and spare room; of a branch, its own."""
         return self._records.storage()
+
+    @property
+    def shared(self) -> Tensor | None:
+        """The records of the buffer that this branched from."""
+        return self._records.shared
 
     def crop(self, length: int) -> None:
         """Forget the tokens from `length` on, which ends a page."""

@@ -1,0 +1,64 @@
+"""`karhunen verify`: measure a codec against the uncompressed model, and keep the report card inside it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from karhunen.cli.loading import load_model
+from karhunen.cli.screen import Screen, grid, rounded
+
+if TYPE_CHECKING:
+    from karhunen.card import ReportCard
+
+NOT_GOOD_ENOUGH = 3  # exit code of a verdict, which is no error
+
+
+def run(
+    folder: Path,
+    model_name: str,
+    texts: tuple[Path, ...],
+    limits: dict[str, float],
+    sizes: dict[str, Any],
+    seed: int,
+    dtype: str,
+    keep: bool,
+    as_json: bool,
+) -> int:
+    """Print the report card and keep it; 3 if a gate failed."""
+    from karhunen.codec import Codec
+    from karhunen.evaluation.verify import Limits, Size, verify
+
+    codec, limit, size = Codec.from_pretrained(folder), Limits(**limits), Size(**sizes)
+    if missing := [path for path in texts if not path.exists()]:
+        raise ValueError(f"{missing[0]} does not exist; give text files, or folders of them")
+    with Screen(as_json).open() as screen:
+        model, tokenizer = load_model(screen, model_name, dtype)
+        name = Path(model_name).name
+        verified = verify(model, tokenizer, codec, texts, name=name, limits=limit, size=size, seed=seed, say=screen.log)
+        card = verified.card
+        assert card is not None, "verify makes a card"
+        screen.table(card_table(card))
+        screen.say(f"{folder}: {'good enough' if card.passed else 'not good enough'}")
+        if keep:
+            verified.save_pretrained(folder)
+        screen.document(rounded(card_document(card)))
+        return 0 if card.passed else NOT_GOOD_ENOUGH
+
+
+def card_table(card: "ReportCard") -> Any:
+    """One row per gate."""
+    title = f"report card: {card.model}, {card.dtype}, {card.ratio:.1f} times smaller, {card.n_scored:,} tokens scored"
+    table = grid("gate", "measured", "wanted", "uncompressed", "", title=title, right=(1, 2, 3))
+    for gate in card.gates:
+        wanted = f"{'≥' if gate.at_least else '≤'} {gate.limit:.4g}"
+        dense = "" if gate.dense is None else f"{gate.dense:.4g}"
+        value = "" if gate.reason else f"{gate.value:.4g} {gate.unit}".rstrip()
+        table.add_row(gate.name, value, wanted, dense, f"{gate.status}: {gate.reason}" if gate.reason else gate.status)
+    return table
+
+
+def card_document(card: "ReportCard") -> dict[str, Any]:
+    """JSON."""
+    from dataclasses import asdict
+
+    gates = [{**asdict(gate), "status": gate.status} for gate in card.gates]
+    return {**asdict(card), "made": dict(card.made), "gates": gates, "passed": card.passed}

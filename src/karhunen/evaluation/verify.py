@@ -1,0 +1,167 @@
+"""Is this codec good enough for this model? Gates against the uncompressed model, kept as the codec's report card.
+
+texts ─▶ logit KL (mean, 99.9 %), top-1          ┐
+         logit KL after a prompt that was pages  ├─▶ gates ─▶ report card
+needles ─▶ facts found                           │
+tool calls ─▶ JSON that stays the same           ┘
+
+Texts show what most tokens lose; needles and tool calls what a mean hides (one fact, one brace).
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from karhunen.card import Gate, ReportCard
+from karhunen.codec import Codec
+from karhunen.evaluation.documents import default_documents, file_documents
+from karhunen.evaluation.metrics import percentile
+from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.restored import score_restored
+from karhunen.evaluation.score import Document, Score, run_dense, score
+from karhunen.evaluation.tasks.needles import Needles
+from karhunen.evaluation.tasks.questions import CONCLUSIVE
+from karhunen.evaluation.tasks.tool_calls import ToolCalls
+from karhunen.hf.describe import identity_of
+from karhunen.hf.probe import text_config
+
+EXACT_BITS = 16
+MOST_CALLS = 0.5  # that the uncompressed model gets right; with fewer, tool calls say nothing of a codec
+FEW_TOKENS = 1000  # below this the 99.9th percentile is the largest value
+
+
+@final
+@dataclass(frozen=True)
+class Limits:
+    """What is good enough: at most so much KL (nats), at least so much agreement. Needles are the share that is still
+    found of what the uncompressed model finds."""
+
+    kl: float = 0.02
+    kl_p999: float = 1.0
+    pages: float = 0.05
+    top1: float = 0.95
+    needles: float = 0.9
+    tool_calls: float = 0.9
+
+    def __post_init__(self) -> None:
+        shares = {"top1": self.top1, "needles": self.needles, "tool_calls": self.tool_calls}
+        if wrong := [name for name, share in shares.items() if not 0 <= share <= 1]:
+            raise ValueError(f"{wrong[0]}={shares[wrong[0]]} is not a share; use 0 to 1")
+        if min(self.kl, self.kl_p999, self.pages) < 0:
+            raise ValueError(f"kl={self.kl}, kl_p999={self.kl_p999}, pages={self.pages}: KL is 0 or more")
+
+
+@final
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    prefill_tokens: int = 2560
+    scored_tokens: int = 384
+    n_documents: int = 3
+    needles: Needles = Needles()
+    tool_calls: ToolCalls = ToolCalls()
+
+
+def verify(
+    model: nn.Module,
+    tokenizer: Any,
+    codec: Codec,
+    files: Sequence[Path] = (),
+    *,
+    name: str = "",
+    limits: Limits | None = None,
+    size: Size | None = None,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> Codec:
+    """The codec with its report card; ValueError if it was made for another model, or the texts are too short."""
+    limits, size = limits or Limits(), size or Size()
+    codec.check_model(identity_of(model))
+    sizes = {"prefill_tokens": size.prefill_tokens, "scored_tokens": size.scored_tokens}
+    if files:
+        documents = file_documents(tokenizer, files, limit=size.n_documents, **sizes)
+    else:
+        n_code = size.n_documents // 3
+        documents = default_documents(tokenizer, n_prose=size.n_documents - n_code, n_code=n_code, seed=seed, **sizes)
+    scores: list[Score] = []
+    restored: list[Tensor] = []
+    for i, document in enumerate(documents):
+        say(f"text {i + 1} of {len(documents)}: {document.prefill_tokens} tokens read, {size.scored_tokens} scored")
+        dense = run_dense(model, document)
+        scores.append(score(model, codec, dense))
+        if not codec.window.drops:
+            restored.append(score_restored(model, codec, dense)[0])
+    bits = scores[0].report.total.coded_bits_per_element or scores[0].report.total.bits_per_element
+    gates = _text_gates(scores, limits)
+    if restored:
+        kl = float(torch.cat(restored).double().mean())
+        gates.append(Gate("KL after a prompt restored from pages", kl, limits.pages, at_least=False, unit="nats"))
+    say("needles")
+    gates.append(_needle_gate(model, tokenizer, codec, limits, size, seed))
+    say("tool calls")
+    gates.append(_call_gate(model, tokenizer, codec, limits, size, seed))
+    made = provenance()
+    card = ReportCard(
+        codec=codec.fingerprint(),
+        model=name or codec.model.architecture,
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        texts=tuple(f"{document.name} {_hash(document)}" for document in documents),
+        n_scored=sum(len(one.kl) for one in scores),
+        bits_per_element=bits,
+        ratio=EXACT_BITS / bits,
+        gates=tuple(gates),
+        made={"date": made.date, "commit": made.commit, "machine": made.machine, **made.versions},
+    )
+    return replace(codec, card=card)
+
+
+def _text_gates(scores: list[Score], limits: Limits) -> list[Gate]:
+    kl, agree = [one.kl for one in scores], [one.agree for one in scores]
+    n = sum(len(values) for values in kl)
+    most = "99.9 %" if n >= FEW_TOKENS else f"the largest of {n}"
+    mean = sum(float(values.double().sum()) for values in kl) / n
+    return [
+        Gate("KL, mean", mean, limits.kl, at_least=False, unit="nats"),
+        Gate(f"KL, {most}", percentile(kl, 0.999), limits.kl_p999, at_least=False, unit="nats"),
+        Gate("top-1 agreement", sum(float(a.double().sum()) for a in agree) / n, limits.top1, at_least=True),
+    ]
+
+
+def _needle_gate(model: nn.Module, tokenizer: Any, codec: Codec, limits: Limits, size: Size, seed: int) -> Gate:
+    name, longest = "needles found", max(size.needles.lengths)
+    room = getattr(text_config(model), "max_position_embeddings", None)
+    if room is not None and longest > room:
+        reason = f"questions of {longest} tokens do not fit the model's {room} positions"
+        return Gate(name, 0.0, limits.needles, at_least=True, reason=reason)
+    try:
+        found = size.needles.prepare(model, tokenizer, seed, None).measure(codec)["metrics"]
+    except ValueError as error:
+        return Gate(name, 0.0, limits.needles, at_least=True, reason=str(error))
+    dense = float(found["dense_score"])
+    if dense < CONCLUSIVE:
+        reason = f"the uncompressed model itself finds {dense:.2f} of {found['n_questions']}"
+        return Gate(name, float(found["score"]), limits.needles, at_least=True, dense=dense, reason=reason)
+    return Gate(name, float(found["score"]) / dense, limits.needles, at_least=True, dense=dense)
+
+
+def _call_gate(model: nn.Module, tokenizer: Any, codec: Codec, limits: Limits, size: Size, seed: int) -> Gate:
+    name = "right tool calls that stay right"
+    try:
+        found = size.tool_calls.prepare(model, tokenizer, seed, None).measure(codec)["metrics"]
+    except ValueError as error:
+        return Gate(name, 0.0, limits.tool_calls, at_least=True, reason=str(error))
+    same, right = float(found["same"]), float(found["dense_right"])
+    if right < MOST_CALLS:
+        reason = f"the uncompressed model itself gets {right:.2f} of {found['n_requests']} right"
+        return Gate(name, same, limits.tool_calls, at_least=True, reason=reason)
+    return Gate(name, same, limits.tool_calls, at_least=True, dense=right)
+
+
+def _hash(document: Document) -> str:
+    return hashlib.sha256(document.tokens.numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,95 @@
+"""A conversation that is kept in a folder between two runs: its cache, its tokens, and what reading them took.
+
+first run:   prompt ─▶ read ─▶ answer ─▶ FOLDER
+later runs:  FOLDER ─▶ restored; only the next message is read ─▶ answer ─▶ FOLDER
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.modeling_utils import PreTrainedModel
+
+from karhunen.codec import Codec
+from karhunen.folder import CONFIG
+from karhunen.hf.cache import CompressedCache
+from karhunen.hf.generation import Generation, OnText, Sampling, generate, prompt_tokens
+from karhunen.hf.session import load_session
+
+
+@final
+@dataclass(frozen=True)
+class Resumed:
+    """What a folder gave: tokens that need not be read again, what restoring them took, and what reading them took."""
+
+    n_tokens: int = 0
+    restore_seconds: float = 0.0
+    read_seconds: float = 0.0
+
+    @property
+    def seconds_saved(self) -> float:
+        """Reading against restoring; 0 if nothing was restored."""
+        return self.read_seconds - self.restore_seconds if self.n_tokens else 0.0
+
+
+def converse(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    codec: Codec,
+    folder: str | Path,
+    *,
+    chat: bool | None = None,
+    max_new_tokens: int = 256,
+    sampling: Sampling | None = None,
+    on_text: OnText | None = None,
+) -> tuple[Generation, Resumed]:
+    """Answer `prompt` as the next message of the conversation in `folder`, or as its first; then write the folder.
+
+    ValueError, with the reason, if the folder holds another model's or codec's conversation, or something else.
+    """
+    if (Path(folder) / CONFIG).is_file():
+        start = time.perf_counter()
+        cache, state = load_session(model, folder, codec)
+        taken = time.perf_counter() - start
+        if state.tokens is None or state.tokens.shape[0] != 1:
+            raise ValueError(f"{folder} does not say which tokens it has read; it was not saved by a conversation")
+        resumed = Resumed(cache.get_seq_length(), taken, state.read_seconds)
+        tokens = torch.cat([state.tokens, next_tokens(tokenizer, prompt, chat)], dim=1)
+    else:
+        cache, resumed = CompressedCache(model, codec), Resumed()
+        tokens = prompt_tokens(tokenizer, prompt, chat)
+    result = generate(
+        model, tokenizer, tokens, codec, max_new_tokens=max_new_tokens, sampling=sampling, on_text=on_text, held=cache
+    )
+    text = torch.cat([tokens, torch.tensor([result.new_tokens], dtype=tokens.dtype)], dim=1)
+    cache.save(folder, text, resumed.read_seconds + result.prefill_seconds)
+    cache.close()
+    return result, resumed
+
+
+def next_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool | None = None) -> Int[Tensor, "1 t"]:
+    """Token ids of a further message: what the chat template puts after an answered one, or the text as it is."""
+    if chat is False or not getattr(tokenizer, "chat_template", None):
+        if not prompt.strip():
+            raise ValueError("the prompt is empty")
+        return tokenizer(prompt, return_tensors="pt", add_special_tokens=False, truncation=False, verbose=False)[
+            "input_ids"
+        ]
+    first = prompt_tokens(tokenizer, prompt, chat)
+    before: list[Any] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    answered = _templated(tokenizer, before, asks=False)
+    whole = _templated(tokenizer, [*before, {"role": "user", "content": prompt}], asks=True)
+    if whole[: len(answered)] != answered:
+        return first  # a template that looks back: the message stands as a first one would
+    return torch.tensor([whole[len(answered) :]])
+
+
+def _templated(tokenizer: Any, messages: list[Any], asks: bool) -> list[int]:
+    made = tokenizer.apply_chat_template(messages, add_generation_prompt=asks, return_dict=True)
+    return list(made["input_ids"])

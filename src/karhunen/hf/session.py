@@ -1,0 +1,146 @@
+"""A compressed cache on disk: read a long prompt once, go on any day, as if it had never stopped.
+
+    FOLDER/config.json           which model and codec, how far it has read, what each layer is
+    FOLDER/tensors.safetensors   the bytes of every layer as they are held, and the codec's tables
+
+Nothing is coded again, so the next token's logits are those of a cache that was never written, bit for bit. The model
+must be the same to the last weight. The codec is inside, or is given again if the session was saved without it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from karhunen.codec import PART_PACKAGES, Codec
+from karhunen.folder import read_folder, write_folder
+from karhunen.hf.cache import CompressedCache, CompressedLayer
+from karhunen.hf.describe import identity_of
+from karhunen.hf.fingerprint import weights_fingerprint
+from karhunen.hf.layer_state import layer_state, restore_layer
+from karhunen.statistics.identity import LayerShape
+from karhunen.store.layer_store import LayerStore
+from karhunen.store.state import StoreState
+from karhunen.values import assemble, dismantle, kinds_in
+
+FORMAT, VERSION = "karhunen-session", 1
+KIND_PACKAGES = (*PART_PACKAGES, "karhunen.store", "karhunen.hf.session")
+
+
+@final
+@dataclass(frozen=True)
+class LayerState:
+    """One layer: the class that holds it, and its attributes; of a compressed layer its store apart."""
+
+    kind: str
+    attributes: Mapping[str, Any]
+    store: StoreState | None = None
+
+
+@final
+@dataclass(frozen=True)
+class SessionState:
+    """All that a cache holds. `tokens` are those of the text, where known: what the cache has read, and after it what
+    was chosen and not read yet. `read_seconds` is what reading them took."""
+
+    weights: str
+    codec: str
+    exact_dtype: str
+    keep_decoded: bool
+    offsets: Int[Tensor, " b"] | None
+    layers: tuple[LayerState, ...]
+    tokens: Int[Tensor, "b t"] | None = None
+    read_seconds: float = 0.0
+
+
+def save_session(
+    cache: CompressedCache,
+    folder: str | Path,
+    tokens: Int[Tensor, "b t"] | None = None,
+    read_seconds: float = 0.0,
+    with_codec: bool = True,
+) -> None:
+    """Write all that `cache` holds, whole or not at all; ValueError if a layer keeps what cannot be written."""
+    model = cache.model
+    if tokens is not None and tokens.shape[-1] < cache.get_seq_length():
+        raise ValueError(f"{tokens.shape[-1]} tokens were given for a cache that has read {cache.get_seq_length()}")
+    compressed = cache.coded_layers()
+    state = SessionState(
+        weights=weights_fingerprint(model),
+        codec=cache.codec.fingerprint(),
+        exact_dtype=_dtype_name(compressed[0].exact_dtype) if compressed else "",
+        keep_decoded=bool(compressed) and compressed[0].store.keeps_decoded,
+        offsets=cache.offsets.now,
+        layers=tuple(_layer(layer) for layer in cache.layers),
+        tokens=None if tokens is None else tokens.cpu(),
+        read_seconds=read_seconds,
+    )
+    tensors: dict[str, Tensor] = {}
+    body = {"session": dismantle(state, tensors, "session")}
+    body["codec"] = dismantle(cache.codec, tensors, "codec") if with_codec else None
+    write_folder(Path(folder), FORMAT, VERSION, body, tensors)
+
+
+def load_session(
+    model: nn.Module, folder: str | Path, codec: Codec | None = None
+) -> tuple[CompressedCache, SessionState]:
+    """The cache as it was saved, and what was said of it; ValueError, with the reason, if it cannot be continued."""
+    config, tensors = read_folder(Path(folder), FORMAT, VERSION)
+    kinds = kinds_in(*KIND_PACKAGES)
+    state = assemble(config.get("session"), kinds, tensors)
+    if not isinstance(state, SessionState):
+        raise ValueError(f"{folder} holds a {type(state).__name__}, not a session")
+    if codec is None:
+        codec = assemble(config.get("codec"), kinds, tensors)
+        if not isinstance(codec, Codec):
+            raise ValueError(f"{folder} was saved without its codec; give the codec {state.codec}")
+    if codec.fingerprint() != state.codec:
+        raise ValueError(f"{folder} was made with codec {state.codec}, this is {codec.fingerprint()}")
+    codec.check_model(identity_of(model))
+    if (weights := weights_fingerprint(model)) != state.weights:
+        raise ValueError(f"{folder} was made with weights {state.weights}, this model's are {weights}")
+    exact_dtype = getattr(torch, state.exact_dtype) if state.exact_dtype in _DTYPES else None
+    cache = CompressedCache(model, codec, exact_dtype, state.keep_decoded)
+    if len(cache.layers) != len(state.layers):
+        raise ValueError(f"{folder} holds {len(state.layers)} layers, this model's cache has {len(cache.layers)}")
+    device = next(model.parameters()).device
+    for index, (layer, held) in enumerate(zip(cache.layers, state.layers, strict=True)):
+        try:
+            _restore(layer, held, codec.model.layers[index], device, state.keep_decoded)
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"layer {index} in {folder} cannot be restored: {error}") from error
+    cache.offsets.now = None if state.offsets is None else state.offsets.to(device)
+    if len({layer.get_seq_length() for layer in cache.coded_layers()}) > 1:
+        raise ValueError(f"{folder} holds layers of different lengths; it cannot be continued")
+    return cache, state
+
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_APART = ("store", "offsets", "exact_dtype")  # of a compressed layer
+
+
+def _layer(layer: Any) -> LayerState:
+    if not isinstance(layer, CompressedLayer):
+        return LayerState(type(layer).__name__, layer_state(layer))
+    return LayerState(type(layer).__name__, layer_state(layer, _APART), layer.store.state())
+
+
+def _restore(layer: Any, held: LayerState, shape: LayerShape, device: torch.device, keep_decoded: bool) -> None:
+    if type(layer).__name__ != held.kind:
+        raise ValueError(f"it is a {held.kind}, this model's is a {type(layer).__name__}")
+    if not isinstance(layer, CompressedLayer):
+        restore_layer(layer, held.attributes, device)
+        return
+    if held.store is None:
+        raise ValueError("it has no bytes")
+    restore_layer(layer, held.attributes, device, _APART)
+    store = layer.store
+    layer.store = LayerStore.restored(held.store.to(device), store.codec, store.window, shape, keep_decoded)
+
+
+def _dtype_name(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else str(dtype).removeprefix("torch.")

@@ -1,0 +1,106 @@
+"""`verify`: a verdict that can be trusted, kept in the codec, shown wherever it is loaded."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Command
+from tests.cli.test_usage import assert_refused
+
+from karhunen.card import Gate, ReportCard
+
+SMALL = ["--prefill-tokens", 120, "--scored-tokens", 40, "--documents", 2, "--seed", 1]
+
+
+@pytest.fixture(scope="module")
+def codecs(codec_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A codec that changes nothing worth a word, and one that ruins everything."""
+    from karhunen.cli import run
+
+    made = {}
+    for name, recipe in (("fine", "int8:recent=16"), ("coarse", "int2:recent=0,sink=0")):
+        made[name] = tmp_path_factory.mktemp("verified") / name
+        words = ["calibrate", "--statistics", codec_folder / "statistics", "--recipe", recipe, "-o", made[name]]
+        assert run([str(word) for word in words]) == 0
+    return made
+
+
+def test_a_good_codec_passes_and_carries_its_card(
+    karhunen: Command, codecs: dict[str, Path], model_folder: Path, text_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from karhunen.codec import Codec
+
+    done = karhunen("verify", codecs["fine"], "--model", model_folder, "--text", text_file, *SMALL)
+    assert done.code == 0, done.err
+    for words in (
+        "KL, mean",
+        "top-1 agreement",
+        "needles found",
+        "tool calls",
+        "passed",
+        "inconclusive",
+        "good enough",
+    ):
+        assert words in done.out
+    with caplog.at_level(logging.INFO):
+        codec = Codec.from_pretrained(codecs["fine"])
+    assert "verified on llama (float32)" in caplog.text
+    card = codec.card
+    assert card is not None
+    assert (card.codec, card.n_scored, card.passed) == (codec.fingerprint(), 80, True)
+    assert [gate.status for gate in card.gates] == ["passed"] * 4 + ["inconclusive"] * 2
+    assert card.gates[0].value < 0.01
+    assert card.made["torch"]
+    shown = karhunen("inspect", codecs["fine"])
+    assert "report card: llama, float32" in shown.out
+    said = json.loads(karhunen("inspect", codecs["fine"], "--json").out)["report_card"]
+    assert said["passed"] is True
+    assert said["gates"][0]["name"] == "KL, mean"
+    assert "verified on llama" in karhunen("generate", "--codec", codecs["fine"], "--model", model_folder, "-p", "x",
+                                           "--max-new-tokens", 1).err  # fmt: skip
+
+
+def test_a_codec_that_ruins_answers_fails_with_exit_code_3(
+    karhunen: Command, codecs: dict[str, Path], model_folder: Path, text_file: Path
+) -> None:
+    words = ["verify", codecs["coarse"], "--model", model_folder, "--text", text_file, *SMALL, "--max-kl", 0]
+    dry = karhunen(*words, "--dry-run", "--json")
+    assert dry.code == 3
+    assert json.loads(dry.out)["passed"] is False
+    assert json.loads(karhunen("inspect", codecs["coarse"], "--json").out)["report_card"] is None
+    assert "no report card" in karhunen("inspect", codecs["coarse"]).out
+    done = karhunen(*words)
+    assert done.code == 3
+    assert "failed" in done.out
+    assert "not good enough" in done.out
+    assert "failed" in karhunen("inspect", codecs["coarse"]).out
+
+
+def test_a_card_is_not_kept_by_another_codec(codecs: dict[str, Path], tmp_path: Path) -> None:
+    from karhunen.codec import Codec
+
+    fine, coarse = Codec.from_pretrained(codecs["fine"]), Codec.from_pretrained(codecs["coarse"])
+    card = ReportCard(fine.fingerprint(), "m", "float32", (), 1, 8.0, 2.0, (), {})
+    with pytest.raises(ValueError, match="report card is that of codec"):
+        replace(coarse, card=card).save_pretrained(tmp_path / "codec")
+    assert not (tmp_path / "codec").exists()
+    assert not card.passed, "nothing was measured"
+
+
+def test_wrong_usage_is_refused(karhunen: Command, codecs: dict[str, Path], model_folder: Path, tmp_path: Path) -> None:
+    words = ["verify", codecs["fine"], "--model", model_folder]
+    assert_refused(karhunen(*words, "--text", tmp_path / "nothing.txt"), "nothing.txt", "does not exist")
+    assert_refused(karhunen(*words, "--min-top1", 2), "--min-top1")
+    assert_refused(karhunen("verify", tmp_path / "nothing"), "no artifact")
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    assert_refused(karhunen(*words, "--text", short, *SMALL), "no text is long enough")
+
+
+def test_a_gate_is_passed_failed_or_says_why_it_says_nothing() -> None:
+    assert Gate("KL", 0.01, 0.02, at_least=False).status == "passed"
+    assert Gate("KL", 0.03, 0.02, at_least=False).status == "failed"
+    assert Gate("top-1", 0.94, 0.95, at_least=True).line == "top-1: 0.94 (≥ 0.95) failed"
+    assert Gate("needles", 0.5, 0.9, at_least=True, reason="too hard").status == "inconclusive"

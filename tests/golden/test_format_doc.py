@@ -1,0 +1,44 @@
+"""docs/format.md says what code does: its tables are those that code makes, its sections name the dtypes stored."""
+
+import re
+
+import pytest
+from tests.golden.format_tables import FORMAT, PICTURE, TABLES, picture, side_tensors, written
+
+AGAIN = "run `PYTHONPATH=src python -m tests.golden.format_tables`"
+TEXT = FORMAT.read_text(encoding="utf-8")
+
+
+def test_every_table_is_the_one_that_code_makes() -> None:
+    assert written(TEXT) == TEXT, AGAIN
+    assert len(TABLES) == 4
+
+
+SIDES = side_tensors()
+
+
+@pytest.mark.parametrize("quantizer", sorted(name for name, tensors in SIDES.items() if len(tensors) > 1))
+def test_a_quantizers_section_names_its_side_tensors_and_their_dtypes(quantizer: str) -> None:
+    sections = re.split(r"^## ", TEXT, flags=re.MULTILINE)
+    mine = [section for section in sections if f"`{quantizer}`" in section.partition("\n")[0]]
+    assert len(mine) == 1, f"docs/format.md has {len(mine)} sections whose title names {quantizer}"
+    gains = next(section for section in sections if section.startswith("Gains"))
+    for tensor, dtypes in SIDES[quantizer].items():
+        if tensor == "planes":
+            assert dtypes == {"uint8"}
+            continue
+        assert f"`{tensor}`" in mine[0], f"{quantizer}: {tensor} is not described"
+        for dtype in dtypes:
+            words = {"uint8": "one byte"}.get(dtype, dtype)
+            assert re.search(rf"\b{words}\b", mine[0] + (gains if tensor == "gain" else "")), f"{quantizer}: {dtype}"
+
+
+def test_the_picture_of_a_page_is_drawn_by_code() -> None:
+    figure = picture()
+    assert [axes.get_title(loc="left").split(":")[0] for axes in figure.axes] == [
+        "header", "entry", "the bytes of one page of 256 tokens, to scale",
+    ]  # fmt: skip
+    texts = [text.get_text().replace("\n", " ") for axes in figure.axes for text in axes.texts]
+    assert any(text.startswith("checksum 16") for text in texts)
+    assert any(text.startswith("planes (codes)") for text in texts)
+    assert PICTURE.is_file(), AGAIN

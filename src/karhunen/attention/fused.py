@@ -64,10 +64,11 @@ def attend(
         raise NotReadableError(reason)
     b, n_heads, m, _ = query.shape
     h = held.recent["key"].shape[1]
-    rows = query.reshape(b, h, n_heads // h * m, -1).to(torch.promote_types(query.dtype, torch.float32))
+    rows = query.reshape(b, h, n_heads // h * m, -1)
+    rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
     extra = held.exceptions.by_row(held.batch) if held.exceptions is not None else None
     coded = None if held.packed is None else _coded(reader, held, rows, scale, softcap, _over_coded(held, mask))
-    if m == 1 and mask is None and softcap is None and (extra is None or extra.all_there):
+    if m == 1 and mask is None and softcap is None and (extra is None or extra.there is None):
         pieces = [(held.sink["key"], held.sink["value"]), (held.recent["key"], held.recent["value"])]
         pieces += [(extra.key, extra.value)] if extra else []
         path = fastest("exact_attention", "cpu")[0] if rows.dtype == torch.float32 else "naive"
@@ -122,7 +123,7 @@ def _exact(
         visible = torch.cat([mask[..., : held.n_sink], mask[..., held.n_sink + held.n_coded :]], dim=-1)
         terms = additive(visible.flatten(0, 2), rows.dtype).view_as(visible)
         if extra:
-            index = (held.n_sink + extra.tokens)[:, None, None].expand(-1, 1, mask.shape[2], -1)
+            index = (held.n_sink + extra.tokens.long())[:, None, None].expand(-1, 1, mask.shape[2], -1)
             at = mask.gather(-1, index)
             terms = torch.cat([terms, additive(at.flatten(0, 2), rows.dtype).view_as(at)], dim=-1)
         scores = _per_query(scores, terms, m)
@@ -131,7 +132,7 @@ def _exact(
         terms = torch.zeros(1, 1, m, key.shape[2], dtype=rows.dtype)
         terms[..., :n_held].masked_fill_(later, -torch.inf)
         scores = _per_query(scores, terms, m)
-    if extra is not None and not extra.all_there:
+    if extra is not None and extra.there is not None:
         scores[..., n_held:].masked_fill_(~extra.there[:, None, None], -torch.inf)
     return _partial(scores, value)
 

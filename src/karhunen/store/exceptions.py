@@ -71,21 +71,20 @@ class Exceptions:
 @final
 @dataclass(frozen=True)
 class RowExceptions:
-    """The excepted tokens of each row, as many columns as the row with most has; `there` is False for filling."""
+    """The excepted tokens of each row, as many columns as the row with most has; `there` is False for filling, None
+    where nothing is filled."""
 
     tokens: Int[Tensor, "b x"]
-    there: Bool[Tensor, "b x"]
+    there: Bool[Tensor, "b x"] | None
     key: Float[Tensor, "b h x d"]
     value: Float[Tensor, "b h x e"]
-    all_there: bool
 
     @classmethod
     def of(cls, found: Exceptions, batch: int) -> "RowExceptions":
         """Row by row, in the order they were found. Nothing of it is kept: what a cache holds is counted."""
         if batch == 1:
-            there = torch.ones(1, len(found.tokens), dtype=torch.bool, device=found.tokens.device)
             sides = (x.transpose(0, 1)[None] for x in (found.key, found.value))
-            return cls(found.tokens[None].long(), there, *sides, all_there=True)
+            return cls(found.tokens[None], None, *sides)
         mine = [(found.rows == row).nonzero()[:, 0] for row in range(batch)]
         width = max((len(index) for index in mine), default=0)
         there = torch.zeros(batch, width, dtype=torch.bool, device=found.tokens.device)
@@ -97,4 +96,4 @@ class RowExceptions:
             for side, x in zip(sides, (found.key, found.value), strict=True):
                 side[row, : len(index)] = x[index]
         key, value = (side.transpose(1, 2) for side in sides)
-        return cls(tokens, there, key, value, bool(there.all()))
+        return cls(tokens, None if bool(there.all()) else there, key, value)

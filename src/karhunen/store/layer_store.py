@@ -9,6 +9,7 @@ vector; its bytes never change. What the layer holds depends on the tokens appen
 """
 
 from copy import deepcopy
+from functools import lru_cache
 from typing import final
 
 import torch
@@ -314,7 +315,7 @@ class LayerStore:
     def partition(self) -> Partition:
         """Where the tokens belong by the window's rule; of a score's choice, those that it has left."""
         n_tokens = self.n_tokens - (self._n_dropped if self.selection else 0)
-        return self.window.partition(n_tokens, self.codec.granule_tokens if self.codec else 1)
+        return _partition(self.window, n_tokens, self.codec.granule_tokens if self.codec else 1)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor held, by a name that starts with its kind; `account` counts these and nothing else."""
@@ -373,3 +374,9 @@ class LayerStore:
     def _forget_decoded(self) -> None:
         if self._decoded is not None:
             self._decoded.forget()
+
+
+@lru_cache(maxsize=64)
+def _partition(window: Window, n_tokens: int, granule_tokens: int) -> Partition:
+    """The layers of a cache ask in turn for the same."""
+    return window.partition(n_tokens, granule_tokens)

@@ -65,9 +65,8 @@ def exact_attention(
     sides += [0] * (PIECE * MOST_PIECES - len(sides))
     coded_numbers = [0] * 6
     if coded is not None:
-        parts = [x.detach().float().contiguous() for x in (coded.partial.mean, coded.partial.log_sum)]
-        parts[0] = parts[0].clone()  # scaled in place
-        parts += [x.detach().float().contiguous() for x in (coded.matrix, coded.offset)]
+        scaled = _flat(coded.partial.mean.detach()).clone()  # in place
+        parts = [scaled, *(_flat(x) for x in (coded.partial.log_sum, coded.matrix, coded.offset))]
         kept += parts
         addresses = [x.data_ptr() for x in parts]
         coded_numbers = [addresses[0], addresses[1], parts[2].shape[1], addresses[2], 4 * parts[2].stride(0), addresses[3]]
@@ -89,8 +88,13 @@ def exact_attention(
 
 def _rows_of(x: Tensor) -> Tensor:
     """float32, the numbers of a vector side by side."""
-    x = x.detach().float()
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    x = x if x.dtype == torch.float32 else x.detach().float()
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.detach().contiguous()
+
+
+def _flat(x: Tensor) -> Tensor:
+    """float32, contiguous."""
+    return x if x.dtype == torch.float32 and x.is_contiguous() else x.detach().float().contiguous()
 
 
 def _scratch(n: int) -> np.ndarray:

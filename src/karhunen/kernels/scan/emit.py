@@ -295,6 +295,8 @@ def _reader(name: str, element: Any, kind: Any, about: str) -> Any:
     def typing(typingctx: Any, address: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             value = Emitter(builder).load_one(element, args[0])
+            if element is I32:
+                return builder.sext(value, I64)
             return builder.zext(value, I64) if element is I8 else value
 
         return kind(types.int64), codegen
@@ -319,6 +321,7 @@ def _writer(name: str, element: Any, kind: Any, about: str) -> Any:
 float_at = _reader("float_at", F32, types.float32, "The float32 at an address.")
 double_at = _reader("double_at", ir.DoubleType(), types.float64, "The float64 at an address.")
 int_at = _reader("int_at", I64, types.int64, "The int64 at an address.")
+short_at = _reader("short_at", I32, types.int64, "The int32 at an address, as int64.")
 byte_at = _reader("byte_at", I8, types.int64, "The unsigned byte at an address.")
 set_float = _writer("set_float", F32, types.float32, "Put a float32 at an address.")
 set_double = _writer("set_double", ir.DoubleType(), types.float64, "Put a float64 at an address.")

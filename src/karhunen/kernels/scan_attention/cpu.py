@@ -61,8 +61,8 @@ def scan_attention(
     n_threads = n_threads or torch.get_num_threads()
     n_chunks = -(-r // MOST_ROWS)
     n_splits = token_splits(b * h * n_chunks, n_tokens, n_threads)
-    rows = query.detach().float()
-    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+    rows = query if query.dtype == torch.float32 else query.detach().float()
+    rows = rows if rows.stride(-1) == 1 else rows.detach().contiguous()
     steps = rows.stride()
     angles, terms, named = (0, 0), None, ()
     if block is not None:
@@ -70,7 +70,7 @@ def scan_attention(
     if mask is not None:
         terms = additive(mask, torch.float32).contiguous()
     if hidden is not None and len(hidden[0]):
-        named = tuple(x.long().contiguous() for x in hidden)
+        named = tuple(x.int().contiguous() for x in hidden)
     mean = torch.empty(n_splits, b, h, r, values.tables.n_coefficients)
     log_sum = torch.empty(n_splits, b, h, r)
     sides = [_side(tokens) for tokens in (keys, values)]

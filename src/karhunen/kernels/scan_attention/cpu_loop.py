@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numba import cfunc, njit, types
 
-from karhunen.kernels.scan.emit import claim, float_at, int_at, record_at, set_float, set_int
+from karhunen.kernels.scan.emit import claim, float_at, int_at, record_at, set_float, set_int, short_at
 from karhunen.kernels.scan.tokens import GROUP_ENTRY, cap, largest, values, weights
 from karhunen.kernels.scan_attention.cpu_block import (
     copy_codes,
@@ -80,10 +80,10 @@ def _hide(n_rows, width, p, at, batch, n_groups, cursor):
     behind = int_at(at.spans + 16 * (n_groups - 1)) + int_at(at.spans + 16 * (n_groups - 1) + 8)
     i = cursor
     while i < p.n_hidden:
-        token = int_at(p.hidden_tokens + 8 * i)
+        token = short_at(p.hidden_tokens + 4 * i)
         if p.hidden_sorted and token >= behind:
             return i
-        if first <= token < behind and int_at(p.hidden_rows + 8 * i) == batch:
+        if first <= token < behind and short_at(p.hidden_rows + 4 * i) == batch:
             group = (token - first) // width
             while token >= int_at(at.spans + 16 * group) + int_at(at.spans + 16 * group + 8):
                 group += 1

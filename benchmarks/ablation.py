@@ -1,7 +1,7 @@
 """What each ingredient of the recipe `karhunen` is worth: the recipe whole, and without one of them, at equal bytes.
 
 Every variant is a recipe like any other: fitted on the same text, really packed, scored by `karhunen evaluate`'s own
-runner, one JSON each; what exists is not run again. The last thing printed is the table.
+runner on the development documents, one JSON each; what exists is not run again. The last thing printed is the table.
 
     python benchmarks/ablation.py --json results/measured/ablation.json
     python benchmarks/ablation.py --instead --rate 8 --json results/measured/instead.json
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--scored-tokens", type=int, default=384)
     parser.add_argument("--prose", type=int, default=1)
     parser.add_argument("--code", type=int, default=1)
+    parser.add_argument("--literature", type=int, default=1)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     rated = tuple(
@@ -141,12 +142,13 @@ def main() -> None:
         if given.only in name or name == "whole"
     )
     sizes = {"prefill_tokens": given.prefill_tokens, "scored_tokens": given.scored_tokens, "generated_tokens": 0}
+    counts = {"n_prose": given.prose, "n_code": given.code, "n_literature": given.literature}
     tables: dict[str, list[dict]] = {}
     for model in given.model:
         plan = Plan(
             model_name=model,
             dtype="float32",
-            tasks=(Texts(n_prose=given.prose, n_code=given.code, **sizes),),
+            tasks=(Texts(split="development", **counts, **sizes),),
             rated=rated,
             results=given.results,
             statistics=(given.statistics or given.results / "statistics") / f"{model}-float32",

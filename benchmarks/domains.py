@@ -1,7 +1,8 @@
 """Calibrated here, read there: prose and code crossed, and short calibration on long context.
 
-    calibration on prose ─▶ scored on prose, on code        calibration on both, 2,048 tokens at a time ─▶ scored at 8k
-    calibration on code  ─▶ scored on prose, on code
+    calibration on prose ─┐
+    calibration on code  ─┼─▶ scored on prose, on code, on literature
+    calibration on both  ─┘   and, from 2,048 tokens at a time, at a context of 8k
 
 Recipes are scored by `karhunen evaluate`'s own runner, one JSON each; what exists is not run again.
 
@@ -25,6 +26,7 @@ from karhunen.evaluation.tasks.texts import Texts
 from karhunen.hf.embedded import load
 from karhunen.statistics.artifact import save_statistics
 
+KINDS = ("prose", "code", "literature")
 SOURCES = {"prose": calibration_prose, "code": calibration_code, "both": calibration_text}
 
 
@@ -48,11 +50,11 @@ def main() -> None:
 
     rows = []
     sizes = {"prefill_tokens": 2560, "scored_tokens": 384, "generated_tokens": 0}
-    short = (Texts(n_prose=1, n_code=0, **sizes), Texts(n_prose=0, n_code=1, **sizes))
+    short = each_kind(sizes)
     long = {**sizes, "prefill_tokens": given.long_tokens}
     plans = [(source, short) for source in given.calibrate_on]
     if given.long_tokens and "both" in given.calibrate_on:
-        plans.append(("both", (Texts(n_prose=1, n_code=0, **long), Texts(n_prose=0, n_code=1, **long))))
+        plans.append(("both", each_kind(long)))
     for source, tasks in plans:
         folder = given.results / "statistics" / f"{given.model}-{source}"
         if not (folder / "config.json").is_file():
@@ -69,10 +71,15 @@ def main() -> None:
         given.json.write_text(json.dumps({"made": asdict(provenance()), "model": given.model, "rows": rows}, indent=1))
 
 
+def each_kind(sizes: dict) -> tuple[Texts, ...]:
+    """A test document of each kind, one a task."""
+    return tuple(Texts(**{f"n_{kind}": int(kind == one) for kind in KINDS}, **sizes) for one in KINDS)
+
+
 def row(source: str, result: Result) -> dict:
     """Of the table."""
     task = result["configuration"]["task"]
-    scored_on = "prose" if task["n_prose"] else "code"
+    scored_on = next(kind for kind in KINDS if task[f"n_{kind}"])
     where = {"calibrated_on": source, "scored_on": scored_on, "prefill_tokens": task["prefill_tokens"]}
     return {**where, **row_of(result).to_dict()}
 

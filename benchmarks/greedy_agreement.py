@@ -42,9 +42,8 @@ def main() -> None:
         if given.codec
         else fit(make(given.recipe), load_statistics(given.statistics))
     )
-    documents = default_documents(
-        tokenizer, n_prose=1, n_code=1, prefill_tokens=given.prefill_tokens, scored_tokens=2, seed=0
-    )
+    counts = {"n_prose": 1, "n_code": 1, "n_literature": 1}
+    documents = default_documents(tokenizer, "test", **counts, prefill_tokens=given.prefill_tokens, scored_tokens=2)
     same, most = 0, 0.0
     for document in documents:
         prompt = document.tokens[: given.prefill_tokens]

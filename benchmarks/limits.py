@@ -208,7 +208,9 @@ def main() -> None:
         print(f"{bits:20.1f} {medians[0]:7.2f} {medians[1]:14.2f} {medians[2]:15.2f}", flush=True)
     model, tokenizer = load(given.model)
     codec = fit(make("karhunen"), statistics)
-    documents = default_documents(tokenizer, n_prose=1, n_code=1, prefill_tokens=2048, scored_tokens=2, seed=0)
+    documents = default_documents(
+        tokenizer, "development", n_prose=1, n_code=1, n_literature=0, prefill_tokens=2048, scored_tokens=2
+    )
     before = {d.name: bits_from_before(codec, model, d.tokens[:2048]) for d in documents}
     for name, saved in before.items():
         print(f"{name}: {LAGS} earlier tokens tell " + ", ".join(f"{v:.3f} bits of a {k}" for k, v in saved.items()))

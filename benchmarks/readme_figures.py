@@ -43,13 +43,21 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs/methods.png")
     options = parser.parse_args()
-    rows = [row for row in json.loads(options.leaderboard.read_text("utf-8")) if row["model"] == MODEL]
+    rows = of_model(json.loads(options.leaderboard.read_text("utf-8")))
     picture(rows).savefig(options.picture, dpi=150, metadata={"Software": None})
     text = options.readme.read_text("utf-8")
     text = between(text, "quality", quality_table(rows))
     layer, step = (json.loads((options.speed / f"{name}.json").read_text("utf-8")) for name in ("layer", MODEL))
     text = between(text, "speed", speed_table(layer, step))
     options.readme.write_text(text, "utf-8")
+
+
+def of_model(rows: Rows) -> Rows:
+    """Rows of the model that README shows; ValueError if they were measured on different documents."""
+    mine = [row for row in rows if row["model"] == MODEL]
+    if len(shown := {(row["task"], row.get("inputs")) for row in mine}) > 1:
+        raise ValueError(f"rows of {MODEL} are of different documents, {sorted(map(str, shown))}; show one set")
+    return mine
 
 
 def between(text: str, name: str, table: str) -> str:

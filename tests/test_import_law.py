@@ -46,7 +46,7 @@ ONLY_IMPORTERS = {
 HEAVY = ("transformers", "numba", "triton", "vllm")
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 CACHE_FOLDER_READER = Path("hf") / "embedded.py"
-HANDS_IT_ON = Path("hf") / "wheels.py"  # whole, to pip
+HANDS_IT_ON = Path("hf") / "packages.py"  # whole, to pip
 
 DEPTH = {part: depth for depth, parts in enumerate(LAYERS) for part in parts}
 

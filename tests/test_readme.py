@@ -131,7 +131,7 @@ def test_the_tables_of_readme_are_those_of_the_results() -> None:
     rows = json.loads((ROOT / "results/measured/leaderboard.json").read_text(encoding="utf-8"))
     files = [ROOT / "results/measured/speed" / f"{name}.json" for name in ("layer", "smollm2")]
     speed = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    rows = [row for row in rows if row["model"] == readme_figures.MODEL]
+    rows = readme_figures.of_model(rows)
     for name, table in (
         ("quality", readme_figures.quality_table(rows)),
         ("speed", readme_figures.speed_table(*speed)),
@@ -144,7 +144,7 @@ def test_the_tables_of_readme_are_those_of_the_results() -> None:
 
 def test_the_picture_shows_ten_methods_and_ours_is_lowest_wherever_it_is() -> None:
     rows = json.loads((ROOT / "results/measured/leaderboard.json").read_text(encoding="utf-8"))
-    rows = [row for row in rows if row["model"] == readme_figures.MODEL]
+    rows = readme_figures.of_model(rows)
     assert len(readme_figures.METHODS) == 10
     assert all(readme_figures.curve(rows, recipe) for recipe in readme_figures.METHODS)
     ours = {row["rate"]: row["kl"] for row in readme_figures.curve(rows, "karhunen")}

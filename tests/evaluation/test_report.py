@@ -13,9 +13,9 @@ import pytest
 from karhunen import recipes
 from karhunen.evaluation import plots
 from karhunen.evaluation.compare import compare, select
-from karhunen.evaluation.report import BEGIN, END, update_between_markers, write_report
+from karhunen.evaluation.report import BEGIN, END, grouped, update_between_markers, write_report
 from karhunen.evaluation.result import Result
-from karhunen.evaluation.rows import COLUMNS, bits_per_element, markdown, row_of
+from karhunen.evaluation.rows import COLUMNS, bits_per_element, markdown, row_of, rows_of
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'karhunen[plots]'")
 
@@ -205,3 +205,18 @@ def test_tokens_held_exact_beside_their_codes_count_with_both() -> None:
     result["cache"]["bytes"]["exact_tokens"] += extra
     result["cache"]["layers"][0]["account"]["exact"] += extra
     assert bits_per_element(result) == pytest.approx(2.0 + 16 * 9 / 900)
+
+
+def test_results_of_different_documents_are_never_in_one_picture_or_under_one_name(tmp_path: Path) -> None:
+    one, other = made_up("int4", 4, 0.1), made_up("int4", 4, 0.3, seed=1)
+    other["configuration"]["inputs"] = "another text"
+    assert [row.task for row in rows_of([one])] == ["texts"]
+    assert [row.task for row in rows_of([one, other])] == ["texts #i", "texts #anothe"]
+    assert [len(mine) for mine in grouped([one, other, one]).values()] == [1, 2]
+    with pytest.raises(ValueError, match="nothing in A"):
+        compare([one], [other])
+    third = made_up("int2", 2, 0.5)
+    write_report(
+        [one, third, other, third | {"configuration": third["configuration"] | {"inputs": "another text"}}], tmp_path
+    )
+    assert len(list(tmp_path.glob("*-rate-distortion.png"))) == 2

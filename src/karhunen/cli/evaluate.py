@@ -104,9 +104,9 @@ def plan_of(wanted: Wanted) -> "Plan":
 def show(screen: Screen, outcome: "Outcome") -> None:
     """One row per result, and each refusal with its reason."""
     from karhunen.evaluation.result import read_result
-    from karhunen.evaluation.rows import COLUMNS, row_of
+    from karhunen.evaluation.rows import COLUMNS, rows_of
 
-    rows = [row_of(read_result(path)) for path in outcome.paths]
+    rows = rows_of([read_result(path) for path in outcome.paths])
     rows.sort(key=lambda row: (row.task, row.model, row.bits_per_element))
     table = grid(*COLUMNS, right=tuple(range(3, len(COLUMNS))))
     for row in rows:

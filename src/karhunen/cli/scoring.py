@@ -42,7 +42,11 @@ def evaluate(
     window: ExactWindow = "4,128",
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", help="texts[@PROSE,CODE], FILE, needles[@LENGTHS], ruler/KIND[@TOKENS]; repeatable."),
+        typer.Option(
+            "--task",
+            help="texts[:test|:development][@PROSE,CODE,LITERATURE], FILE, needles[@LENGTHS], ruler/KIND[@TOKENS]; "
+            "repeatable; default: texts:test.",
+        ),
     ] = None,
     tasks: Annotated[
         str | None, typer.Option("--tasks", help="Names of lm-eval, separated by commas: mmlu,longbench.")
@@ -127,7 +131,7 @@ def leaderboard(
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> int:
-    """All recipes at three rates on prose and code, then page, pictures and table; goes on where it was stopped."""
+    """All recipes at three rates on the test documents, then page, pictures and table; goes on where it was stopped."""
     from karhunen.cli.evaluate import Wanted, run_leaderboard
 
     chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, ("texts",))

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from karhunen.evaluation import plots
 from karhunen.evaluation.page import CSS, SCRIPT
 from karhunen.evaluation.result import Result
-from karhunen.evaluation.rows import COLUMNS, Row, bits_per_element, markdown, row_of
+from karhunen.evaluation.rows import COLUMNS, Row, bits_per_element, markdown, row_of, rows_of, task_names
 from karhunen.folder import check_writable
 
 BEGIN, END = "<!-- karhunen results: begin -->", "<!-- karhunen results: end -->"
@@ -53,7 +53,7 @@ def write_report(results: Sequence[Result], folder: Path) -> list[Path]:
                 picture.figure.savefig(path, dpi=150, metadata={"Software": None})
                 written.append(path)
             sections.append(_section(model, task, mine, pictures))
-    rows = [row_of(result) for result in results]
+    rows = rows_of(results)
     written += [
         _write(folder / "index.html", page(results, sections)),
         _write(folder / "results.md", markdown(rows) + "\n"),
@@ -79,16 +79,15 @@ def update_between_markers(path: Path, results: Sequence[Result]) -> None:
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{path} lacks the markers {BEGIN} and {END} between which the table goes")
-    table = markdown([row_of(result) for result in results])
+    table = markdown(rows_of(results))
     _write(path, f"{head}{BEGIN}\n{table}\n{END}{tail}")
 
 
 def grouped(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
-    """By model and task, in alphabetical order."""
+    """By model, task and inputs, in alphabetical order."""
     found: dict[tuple[str, str], list[Result]] = {}
-    for result in results:
-        configuration = result["configuration"]
-        found.setdefault((configuration["model"], configuration["task"]["name"]), []).append(result)
+    for result, name in zip(results, task_names(results), strict=True):
+        found.setdefault((result["configuration"]["model"], name), []).append(result)
     return dict(sorted(found.items()))
 
 

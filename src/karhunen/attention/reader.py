@@ -19,8 +19,8 @@ from torch import Tensor
 from karhunen.attention.absorbed import Absorbed, InverseMap
 from karhunen.attention.frame_queries import FrameQueries
 from karhunen.codec import LayerCodec, SideCodec
-from karhunen.kernels.byte_attention import choose_path
 from karhunen.kernels.byte_tables import ByteTables
+from karhunen.kernels.paths import fastest
 from karhunen.kernels.scan_attention import Frames
 from karhunen.quantizers.gains import gain_values
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
@@ -119,8 +119,8 @@ class Reader:
         """The mode, and the kernel's path or the reason why it is not `bytes`."""
         if self.mode != "bytes":
             return f"{self.mode} ({self.reason})"
-        choice = choose_path("cpu")
-        return f"bytes, {choice.path} path ({choice.reason})"
+        path, reason = fastest("byte_attention" if self.scan is None else "scan_attention", "cpu")
+        return f"bytes, {path} path ({reason})"
 
 
 def scan_frames(side: SideCodec, inverse: InverseMap) -> Frames:

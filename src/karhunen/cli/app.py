@@ -137,6 +137,9 @@ def bench(
     bits: Annotated[
         list[float] | None, typer.Option("--bits", help="Bits per element of a made-up layer; repeatable; 2.")
     ] = None,
+    tables: Annotated[
+        list[str] | None, typer.Option("--tables", help="free, overlapping or additive, of a made-up layer; free.")
+    ] = None,
     threads: Annotated[list[int] | None, typer.Option("--threads", min=1, help="Repeatable; 1.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Every contender runs once a round.")] = 7,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for speed.json and speed.png.")] = None,
@@ -153,6 +156,7 @@ def bench(
             tokens=tuple(tokens or ()),
             batches=tuple(batch or ()),
             bits=tuple(bits or ()),
+            tables=tuple(tables or ()),
             threads=tuple(threads or ()),
             rounds=rounds,
         ),

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 from karhunen.cli.loading import load_model
 from karhunen.cli.screen import Screen, grid, rounded
@@ -24,20 +24,27 @@ class Wanted:
     tokens: tuple[int, ...]
     batches: tuple[int, ...]
     bits: tuple[float, ...]
+    tables: tuple[str, ...]
     threads: tuple[int, ...]
     rounds: int
 
 
 def run(wanted: Wanted, output: Path | None, as_json: bool) -> None:
     """With a codec: decode steps of its model. Without: one layer of each shape, made up."""
-    if wanted.codec is not None and (wanted.shapes or wanted.batches or wanted.bits):
+    from karhunen.quantizers.byte_vq import INDEX_BITS
+    from karhunen.values import refuse_unless_one_of
+
+    if wanted.codec is not None and (wanted.shapes or wanted.batches or wanted.bits or wanted.tables):
         raise ValueError(
-            "--codec times its own model at batch 1; leave --shape, --batch and --bits out, or leave --codec out"
+            "--codec times its own model at batch 1; leave --shape, --batch, --bits and --tables out, or --codec"
         )
+    for tables in wanted.tables:
+        refuse_unless_one_of("--tables", tables, tuple(INDEX_BITS))
     import torch
 
     from karhunen.evaluation.provenance import provenance
     from karhunen.evaluation.speed import copy_bandwidth
+    from karhunen.kernels.paths import available
 
     if output is not None:
         _check_target(output)
@@ -56,6 +63,7 @@ def run(wanted: Wanted, output: Path | None, as_json: bool) -> None:
             "mode": mode,
             "rounds": wanted.rounds,
             "copy_gb_per_second": copies,
+            "instruction_set": available("scan_attention", "cpu")[1],
             "provenance": asdict(provenance()),
             "rows": rows,
         }
@@ -68,14 +76,16 @@ def run(wanted: Wanted, output: Path | None, as_json: bool) -> None:
 
 def _layers(screen: Screen, wanted: Wanted) -> list[dict[str, Any]]:
     from karhunen.evaluation.kernel_speed import Shape, measure
+    from karhunen.quantizers.byte_vq import TableKind
 
     shapes = [Shape.parse(text) for text in wanted.shapes or SHAPES]
     rows: list[dict[str, Any]] = []
-    for shape, batch, bits, n in product(
-        shapes, wanted.batches or (1,), wanted.bits or (2.0,), wanted.tokens or KERNEL_TOKENS
-    ):
-        screen.log(f"{shape}, batch {batch}, {bits:g} bits, {n:,} tokens")
-        rows.append(measure(shape, n, batch, bits, wanted.rounds))
+    for shape, batch, bits, tables, n in product(
+        shapes, wanted.batches or (1,), wanted.bits or (2.0,), wanted.tables or ("free",),
+        wanted.tokens or KERNEL_TOKENS,
+    ):  # fmt: skip
+        screen.log(f"{shape}, batch {batch}, {bits:g} bits, {tables} tables, {n:,} tokens")
+        rows.append(measure(shape, n, batch, bits, wanted.rounds, cast("TableKind", tables)))
     return rows
 
 

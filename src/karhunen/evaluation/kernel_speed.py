@@ -55,10 +55,12 @@ class Shape:
         return f"{self.h}x{self.q}x{self.d}"
 
 
-def measure(shape: Shape, n_tokens: int, batch: int, bits: float, rounds: int) -> dict[str, Any]:
+def measure(
+    shape: Shape, n_tokens: int, batch: int, bits: float, rounds: int, tables: TableKind = "free"
+) -> dict[str, Any]:
     """Milliseconds, speed-ups, bytes and the error against float64, as a JSON row."""
     generator = torch.Generator().manual_seed(0)
-    codec = made_up_codec(shape, bits, generator)
+    codec = made_up_codec(shape, bits, generator, tables)
     held = made_up_layer(codec, shape, n_tokens, batch, generator)
     query = torch.randn(batch, shape.h * shape.q, 1, shape.d, generator=generator)
     key, value = (torch.randn(batch, shape.h, n_tokens, shape.d, generator=generator) for _ in range(2))
@@ -87,6 +89,7 @@ def measure(shape: Shape, n_tokens: int, batch: int, bits: float, rounds: int) -
         "tokens": n_tokens,
         "batch": batch,
         "bits_per_element": bits,
+        "tables": tables,
         "milliseconds": {name: timings.median(name) for name in timings.milliseconds},
         "fastest_dense": fastest,
         "speed_up": timings.speed_up("bytes", fastest),

@@ -73,6 +73,25 @@ def _product_tiles(
 
 
 @hot
+def mirror(e: Emitter, shape: Shape, even: Any, odd: Any, stride: Any, n_groups: Any, out: Any, out_stride: Any) -> None:
+    """Terms of a block from its middle: the first half of a group's places are even + odd, and the second half of the
+    group that lies opposite are even − odd, backwards.
+
+    A token and the one opposite are as far from the middle, one is even and one odd, and places mirror as they do."""
+    half = shape.width // 2
+    backwards = list(range(half))[::-1]
+    for row in range(shape.rows):
+        with e.loop(n_groups) as group:
+            at = e.at(e.times(group, 4 * half), e.times(stride, row))
+            a, b = (e.load(F32, half, e.at(x, at)) for x in (even, odd))
+            line = e.at(out, e.times(out_stride, row))
+            e.store(e.builder.fadd(a, b), e.at(line, e.times(group, 8 * half)))
+            opposite = e.builder.sub(e.builder.sub(n_groups, group), e.number(1))
+            less = e.builder.fsub(a, b)
+            e.store(e.shuffle(less, less, backwards), e.at(line, e.times(opposite, 8 * half), 4 * half))
+
+
+@hot
 def whole_numbers(
     e: Emitter, shape: Shape, query: Any, stride: Any, n: Any, least: Any, out: Any, steps: Any, sums: Any
 ) -> None:

@@ -30,6 +30,8 @@ TOLERANCE = 1e-3
 """Against naive in float64, relative to the largest number compared: a score's error is some 2⁻¹⁶ · √d of its largest
 term, a weight carries it as a relative one, and weights below 2⁻¹⁶ of a span's largest count as nothing."""
 
+SIZES = ("n_order", "matrix_width", "basis_width", "basis_tokens", "key_width", "value_width")
+
 ALIGNMENT = 64
 
 
@@ -162,7 +164,8 @@ class Bound:
         counts = {
             "block": frames.block_tokens or 0, "has_mean": laid_out.has_mean, "n_order": len(laid_out.order),
             "n_pairs": laid_out.n_pairs, "matrix_width": laid_out.matrix.shape[-1],
-            "basis_width": laid_out.basis.shape[-1], "key_width": key.width, "value_width": value.width,
+            "basis_width": laid_out.basis.shape[-1],
+            "basis_tokens": laid_out.basis_tokens, "key_width": key.width, "value_width": value.width,
             "n_coefficients": values.tables.n_coefficients, "matrix_head": laid_out.matrix.strides[0],
             "key_columns_head": key.column_start.strides[0], "value_columns_head": value.column_start.strides[0],
             "key_least_head": laid_out.least.strides[0],
@@ -175,7 +178,7 @@ class Bound:
             "value_scale": value.scale, "value_offset": value.least, "value_coefficient": coefficient,
         }  # fmt: skip
         known = counts | {name: array.ctypes.data for name, array in arrays.items()}
-        sizes = {name: counts[name] for name in ("n_order", "matrix_width", "basis_width", "key_width", "value_width")}
+        sizes = {name: counts[name] for name in SIZES}
         sizes |= {"key_planes": key.most_planes, "value_planes": value.most_planes}
         numbers = tuple(int(known[name]) for name in OF_CODEC)
         return cls(numbers, key.kind, width, sizes, tuple(arrays.values()))

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from karhunen.kernels.scan.emit import byte_at, float_at, int_at, set_byte, set_float
-from karhunen.kernels.scan.query import product, turn, whole_numbers
+from karhunen.kernels.scan.query import mirror, product, turn, whole_numbers
 from karhunen.kernels.scan.tokens import scores
 
 
@@ -41,8 +41,11 @@ def prepare_block(token, p, at, head, group, block):
         set_float(at.commons + 4 * row, common)
     if p.has_mean:
         turn(token, query, pitch, p.turned_mean + head * 8 * p.n_pairs, p.n_pairs, at.by_mean)
-        wide = p.basis_width
-        product(token, at.by_mean, pitch, 2 * p.n_pairs, p.basis, wide, at.bias, 4 * wide)
+        wide, half = p.basis_width, 4 * p.n_pairs
+        product(token, at.by_mean, pitch, p.n_pairs, p.basis, wide, at.even, 4 * wide)
+        product(token, at.by_mean + half, pitch, p.n_pairs, p.basis + half * wide, wide, at.odd, 4 * wide)
+        n_groups = p.basis_tokens // (16 * len(token[1]))
+        mirror(token, at.even, at.odd, 4 * wide, n_groups, at.bias, 4 * p.basis_tokens)
 
 
 @njit(nogil=True)
@@ -66,7 +69,7 @@ def score_group(token, p, at, group, codes, stride, n_planes, offset, n, gains, 
     tables = p.key_bytes + key_bytes(token) * int_at(p.key_first_column + 8 * group)
     bias, bias_pitch = at.bias, 0
     if p.has_mean:
-        bias, bias_pitch = at.bias + 4 * offset, 4 * p.basis_width
+        bias, bias_pitch = at.bias + 4 * offset, 4 * p.basis_tokens
         if offset % width:
             _shift_bias(n_rows, width, p, at, offset, n)
             bias, bias_pitch = at.shifted, 4 * width
@@ -99,7 +102,7 @@ def _shift_bias(n_rows, width, p, at, offset, n):
     for row in range(n_rows):
         for i in range(n):
             j = offset + i
-            source = at.bias + 4 * (row * p.basis_width + j // width * width + place_of(j % width, width))
+            source = at.bias + 4 * (row * p.basis_tokens + j // width * width + place_of(j % width, width))
             set_float(at.shifted + 4 * (row * width + place_of(i, width)), float_at(source))
         for i in range(n, width):
             set_float(at.shifted + 4 * (row * width + place_of(i, width)), np.float32(0))

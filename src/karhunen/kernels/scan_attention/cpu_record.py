@@ -22,7 +22,7 @@ OF_CALL = (
     "mask", "mask_batch", "hidden_rows", "hidden_tokens", "n_hidden", "hidden_sorted", "mean", "log_sum",
 )  # fmt: skip
 OF_CODEC = (
-    "block", "has_mean", "n_order", "n_pairs", "matrix_width", "basis_width", "key_width", "value_width",
+    "block", "has_mean", "n_order", "n_pairs", "matrix_width", "basis_width", "basis_tokens", "key_width", "value_width",
     "n_coefficients", "order", "matrix", "matrix_head", "turned_mean", "basis",
     "key_plane_start", "key_columns", "key_columns_head", "key_first_column", "key_bytes", "key_least",
     "key_least_head", "value_plane_start", "value_columns", "value_columns_head", "value_first_column", "value_bytes",
@@ -34,7 +34,7 @@ PROBLEM = np.dtype(
 """What a call is told. Addresses, where 0 is a term that is not there; strides in bytes; counts."""
 
 PLACES = (
-    "query", "turned", "frames", "by_mean", "bias", "shifted", "whole", "steps", "bases",
+    "query", "turned", "frames", "by_mean", "even", "odd", "bias", "shifted", "whole", "steps", "bases",
     "commons", "scale", "softcap", "scores", "gained", "weights", "groups", "spans", "key_codes", "value_codes", "sums", "top", "summed",
     "unit", "shrink", "reference", "total", "mass",
 )  # fmt: skip
@@ -50,7 +50,9 @@ def scratch_bytes(n_rows: int, width: int, sizes: dict[str, int]) -> dict[str, i
         "turned": row * sizes["n_order"],
         "frames": row * sizes["matrix_width"],
         "by_mean": row * sizes["n_order"],
-        "bias": row * max(sizes["basis_width"], width),
+        "even": row * sizes["basis_width"],
+        "odd": row * sizes["basis_width"],
+        "bias": row * max(sizes["basis_tokens"], width),
         "shifted": row * width,
         "whole": row * sizes["key_width"],
         **dict.fromkeys(("steps", "bases", "commons", "top", "unit", "shrink", "reference"), 64),

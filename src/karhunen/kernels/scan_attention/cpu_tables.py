@@ -89,8 +89,9 @@ class ScanFrames:
     order: np.ndarray  # int64: where each place of a laid-out query comes from, -1: zero
     n_pairs: int  # padded
     matrix: np.ndarray  # float32 [head][place][column]: coefficients, then one column for what a block has in common
-    turned_mean: np.ndarray  # float32 [head][2 · n_pairs]: the mean as `turn` takes it
-    basis: np.ndarray  # float32 [2 · n_pairs][block_tokens, padded]: what cosines and sines say of each offset
+    turned_mean: np.ndarray  # float32 [head][2 · n_pairs]: the mean in the middle of a block, as `turn` takes it
+    basis: np.ndarray
+    basis_tokens: int  # of a block, padded to whole groups
     least: np.ndarray  # float32 [head][column]: of the key tables, zeros behind each head's
     has_mean: bool
     has_common: bool
@@ -129,28 +130,38 @@ class ScanFrames:
         for group in range(tables.n_heads):
             mine = scan.columns_of(group)
             least[group, : mine.stop - mine.start] = scan.least[mine]
-        mean = torch.zeros(heads, 2 * n_pairs)
-        mean[:, : len(frames.first)] = frames.mean.float()[:, list(frames.first)]
-        mean[:, n_pairs : n_pairs + len(frames.first)] = frames.mean.float()[:, list(frames.second)]
+        mean, basis, n_tokens = torch.zeros(heads, 2 * n_pairs), np.zeros((0, 0), np.float32), 0
+        if block is not None:
+            n_tokens = padded(block, width)
+            basis = _basis(n_tokens, frames.frequencies, n_pairs, width)
+            angle = middle(n_tokens) * torch.tensor(frames.frequencies, dtype=torch.float64)
+            x, y = (frames.mean.double()[:, list(half)] for half in (frames.first, frames.second))
+            mean[:, : len(angle)] = x * angle.cos() - y * angle.sin()
+            mean[:, n_pairs : n_pairs + len(angle)] = x * angle.sin() + y * angle.cos()
         return cls(
-            order, n_pairs, matrix.contiguous().numpy(), mean.numpy(), _basis(frames, n_pairs, width), least,
-            bool(mean.any()) and block is not None, bool(common.any()),
+            order, n_pairs, matrix.contiguous().numpy(), mean.numpy(), basis, n_tokens, least,
+            bool(mean.any()), bool(common.any()),
         )  # fmt: skip
 
 
-def _basis(frames: Frames, n_pairs: int, width: int) -> np.ndarray:
-    """cos jω and sin jω for each offset j of a block, in the order in which a group's scores lie."""
-    if frames.block_tokens is None:
-        return np.zeros((0, 0), np.float32)
-    n = padded(frames.block_tokens, max(width, COLUMNS))
-    offsets = np.zeros(n, np.int64)
-    for j in range(n):
-        offsets[j // width * width + place(j % width, width)] = j
-    angle = np.array(frames.frequencies)[:, None] * offsets
-    made = np.zeros((2 * n_pairs, n), np.float32)
-    made[: len(angle)] = np.cos(angle)
-    made[n_pairs : n_pairs + len(angle)] = np.sin(angle)
+def _basis(n_tokens: int, frequencies: tuple[float, ...], n_pairs: int, width: int) -> np.ndarray:
+    """cos j′ω and sin j′ω of the even tokens of a block, j′ counted from its middle, in the order of their places:
+    [2 · n_pairs][n_tokens / 2, padded]."""
+    half = width // 2
+    tokens = np.zeros(n_tokens // 2, np.int64)
+    for group in range(n_tokens // width):
+        for i in range(0, width, 2):
+            tokens[group * half + place(i, width)] = group * width + i
+    angle = np.array(frequencies)[:, None] * (tokens - middle(n_tokens))
+    made = np.zeros((2 * n_pairs, padded(len(tokens), COLUMNS)), np.float32)
+    made[: len(angle), : len(tokens)] = np.cos(angle)
+    made[n_pairs : n_pairs + len(angle), : len(tokens)] = np.sin(angle)
     return made
+
+
+def middle(n_tokens: int) -> float:
+    """Of tokens 0 … n − 1."""
+    return (n_tokens - 1) / 2
 
 
 def padded(n: int, multiple: int) -> int:

@@ -162,7 +162,8 @@ class Bound:
         there = np.maximum(value.source, 0)
         coefficient = values.tables.coefficient.long().numpy()[there] if len(there) else there
         counts = {
-            "block": frames.block_tokens or 0, "has_mean": laid_out.has_mean, "n_order": len(laid_out.order),
+            "block": frames.block_tokens or 0, "has_mean": laid_out.has_mean,
+            "has_common": laid_out.has_common, "n_order": len(laid_out.order),
             "n_pairs": laid_out.n_pairs, "matrix_width": laid_out.matrix.shape[-1],
             "basis_width": laid_out.basis.shape[-1],
             "basis_tokens": laid_out.basis_tokens, "key_width": key.width, "value_width": value.width,

@@ -35,7 +35,9 @@ def prepare_block(token, p, at, head, group, block):
     whole_numbers(token, at.frames, line, p.key_width, least, at.whole, at.steps, at.bases)
     scale = np.float32(p.scale)
     for row in range(n_rows):
-        common = float_at(at.frames + row * line + 4 * p.key_width) * scale
+        common = np.float32(0)
+        if p.has_common:
+            common = float_at(at.frames + row * line + 4 * p.key_width) * scale
         set_float(at.steps + 4 * row, float_at(at.steps + 4 * row) * scale)
         set_float(at.bases + 4 * row, float_at(at.bases + 4 * row) * scale + common)
         set_float(at.commons + 4 * row, common)

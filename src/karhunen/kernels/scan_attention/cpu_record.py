@@ -22,7 +22,7 @@ OF_CALL = (
     "mask", "mask_batch", "hidden_rows", "hidden_tokens", "n_hidden", "hidden_sorted", "mean", "log_sum",
 )  # fmt: skip
 OF_CODEC = (
-    "block", "has_mean", "n_order", "n_pairs", "matrix_width", "basis_width", "basis_tokens", "key_width", "value_width",
+    "block", "has_mean", "has_common", "n_order", "n_pairs", "matrix_width", "basis_width", "basis_tokens", "key_width", "value_width",
     "n_coefficients", "order", "matrix", "matrix_head", "turned_mean", "basis",
     "key_plane_start", "key_columns", "key_columns_head", "key_first_column", "key_bytes", "key_least",
     "key_least_head", "value_plane_start", "value_columns", "value_columns_head", "value_first_column", "value_bytes",

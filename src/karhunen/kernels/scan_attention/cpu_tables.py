@@ -88,7 +88,7 @@ class ScanFrames:
 
     order: np.ndarray  # int64: where each place of a laid-out query comes from, -1: zero
     n_pairs: int  # padded
-    matrix: np.ndarray  # float32 [head][place][column]: coefficients, then one column for what a block has in common
+    matrix: np.ndarray  # float32 [head][place][column]: coefficients; if anything, one column for what a block has in common
     turned_mean: np.ndarray  # float32 [head][2 · n_pairs]: the mean in the middle of a block, as `turn` takes it
     basis: np.ndarray
     basis_tokens: int  # of a block, padded to whole groups
@@ -113,11 +113,12 @@ class ScanFrames:
         places = [*frames.first, *filling, *frames.second, *filling, *rest, *[-1] * (padded(len(rest), PAD) - len(rest))]
         order = np.array(places, np.int64)
         heads, block = len(frames.matrix), frames.block_tokens
-        matrix = torch.zeros(heads, len(order), scan.width + COLUMNS)
         there = torch.from_numpy(order >= 0)
         source = torch.from_numpy(order[order >= 0])
         common = frames.offset.clone().float()
         common[:, rest] += frames.mean.float()[:, rest]  # what does not turn adds the same to every token
+        has_common = bool(common.any())
+        matrix = torch.zeros(heads, len(order), scan.width + COLUMNS * has_common)
         for head in range(heads):
             group = head if tables.n_heads == heads else 0
             columns = scan.columns_of(group)
@@ -125,7 +126,8 @@ class ScanFrames:
             scaled = frames.matrix[head].float()[:, tables.coefficient[mine.clamp_min(0)].long()]
             scaled = scaled * torch.from_numpy(scan.scale[columns])  # 0 where there is no column
             matrix[head, there, : len(mine)] = scaled[source]
-            matrix[head, there, scan.width] = common[head, source]
+            if has_common:
+                matrix[head, there, scan.width] = common[head, source]
         least = np.zeros((tables.n_heads, scan.width), np.float32)
         for group in range(tables.n_heads):
             mine = scan.columns_of(group)
@@ -140,7 +142,7 @@ class ScanFrames:
             mean[:, n_pairs : n_pairs + len(angle)] = x * angle.sin() + y * angle.cos()
         return cls(
             order, n_pairs, matrix.contiguous().numpy(), mean.numpy(), basis, n_tokens, least,
-            bool(mean.any()), bool(common.any()),
+            bool(mean.any()), has_common,
         )  # fmt: skip
 
 

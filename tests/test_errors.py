@@ -261,11 +261,24 @@ def test_a_configuration_of_another_kind_is_refused(artifact: Path, text: str) -
     refusal(lambda: Codec.from_pretrained(artifact), r"config\.json holds no artifact: it is a \w+, not an object")
 
 
-def test_another_version_or_format_is_refused(artifact: Path) -> None:
-    edit(artifact, lambda config: config.update(version=99))
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [
+        (3, "install a newer one, or make it again"),
+        (0, "make it again"),
+        (None, "make it again"),
+        (True, "make it again"),
+    ],
+)
+def test_another_version_is_refused_with_what_would_do(artifact: Path, version: object, advice: str) -> None:
+    edit(artifact, lambda config: config.update(version=version))
     refusal(
-        lambda: Codec.from_pretrained(artifact), "has format version 99; this karhunen reads version 1: make it again"
+        lambda: Codec.from_pretrained(artifact),
+        f"has format version {version}; this karhunen reads versions 1 and 2: {advice}$",
     )
+
+
+def test_another_format_is_refused(artifact: Path) -> None:
     edit(artifact, lambda config: config.update(format="karhunen-statistics"))
     refusal(lambda: Codec.from_pretrained(artifact), "holds 'karhunen-statistics', not 'karhunen-codec'")
 

@@ -31,7 +31,9 @@ from karhunen.windows.base import Window
 from karhunen.windows.left_out import without
 from karhunen.windows.small_norm import NormBelow
 
-FORMAT, VERSION = "karhunen-codec", 1
+FORMAT, VERSION = "karhunen-codec", 2
+READ = (1, VERSION)
+"""Versions that are read: 1 differs in what its byte codes are (`VectorQuantizer`, no `ByteQuantizer`)."""
 PART_PACKAGES = (
     "karhunen.statistics",
     "karhunen.frames",
@@ -203,7 +205,7 @@ class Codec:
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Codec":
         """Read an artifact, and log its report card; ValueError saying what is wrong with it."""
-        config, tensors = read_folder(Path(folder), FORMAT, VERSION)
+        config, tensors = read_folder(Path(folder), FORMAT, *READ)
         made = assemble(config.get("codec"), kinds_in(*PART_PACKAGES), tensors)
         if not isinstance(made, cls):
             raise ValueError(f"{folder} holds a {type(made).__name__}, not a codec")

@@ -104,12 +104,12 @@ def open_to_readers(folder: Path) -> None:
             path.chmod(usual)
 
 
-def read_folder(folder: Path, format_name: str, version: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Configuration and tensors of an artifact; ValueError saying what is wrong with it."""
+def read_folder(folder: Path, format_name: str, *versions: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and tensors of an artifact of one of these versions; ValueError saying what is wrong with it."""
     for _ in range(READ_ATTEMPTS):
         before = _state(folder / CONFIG)
         config = _read_config(folder)
-        _check_config(folder, config, format_name, version)
+        _check_config(folder, config, format_name, versions)
         if (tensors := _tensors_named(folder, config)) is not None:
             return config, tensors
         if _state(folder / CONFIG) != before:
@@ -122,13 +122,14 @@ def read_folder(folder: Path, format_name: str, version: int) -> tuple[dict[str,
     raise ValueError(f"{folder} is written again and again while it is read; wait for the writer to end")
 
 
-def _check_config(folder: Path, config: dict[str, Any], format_name: str, version: int) -> None:
+def _check_config(folder: Path, config: dict[str, Any], format_name: str, versions: tuple[int, ...]) -> None:
     if config.get("format") != format_name:
         raise ValueError(f"{folder} holds {config.get('format')!r}, not {format_name!r}")
-    if config.get("version") != version:
-        raise ValueError(
-            f"{folder} has format version {config.get('version')}; this karhunen reads version {version}: make it again"
-        )
+    found = config.get("version")
+    if type(found) is not int or found not in versions:
+        read = f"version{'s' if len(versions) > 1 else ''} {' and '.join(map(str, versions))}"
+        newer = "install a newer one, or " if isinstance(found, int) and found > max(versions) else ""
+        raise ValueError(f"{folder} has format version {found}; this karhunen reads {read}: {newer}make it again")
     body = {k: v for k, v in config.items() if k not in ("format", "version", "tensors_sha256", "body_sha256")}
     if _body_sha256(body) != config.get("body_sha256"):
         raise ValueError(f"{folder / CONFIG} is altered: its SHA-256 is not the one it names; make it again")

@@ -5,18 +5,23 @@ python -m tests.golden.format_tables      writes them into the documentation (wi
 
 import struct
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.synthetic import SMALL, cached, codec
+from tests.synthetic import SMALL, cached, codec, quick, statistics
 from torch import Tensor
 
-from karhunen.codec import PART_PACKAGES
+from karhunen.codec import PART_PACKAGES, Codec
 from karhunen.evaluation.page_picture import page_figure
+from karhunen.fitting import fit
 from karhunen.pages import PageCodec
 from karhunen.pages.frame import ENTRY_FIELDS, HEADER_FIELDS
+from karhunen.quantizers.byte_vq import ByteVQ
+from karhunen.quantizers.gains import GAIN_BITS
+from karhunen.recipe import Recipe, Side
 from karhunen.recipes import names
 from karhunen.values import kinds_in
 
@@ -34,12 +39,22 @@ def entry_table() -> str:
     return _struct_table(ENTRY_FIELDS)
 
 
+def codecs() -> Iterator[Codec]:
+    """Of every recipe, and of byte codes with every kind of gain: no recipe's default has one."""
+    for name in names():
+        yield codec(name)
+    for gain in GAIN_BITS:
+        side = Side(quantizer=ByteVQ(gain=gain))  # type: ignore[arg-type]
+        recipe = quick(Recipe(f"byte codes with gain {gain}", side, side))
+        yield fit(recipe, statistics(recipe, SMALL))
+
+
 def side_tensors() -> dict[str, dict[str, set[str]]]:
-    """Quantizer → side tensor → dtypes, from coding a few tokens by every recipe."""
+    """Quantizer → side tensor → dtypes, from coding a few tokens by every codec."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     key, value = cached(SMALL, 1, 128)
-    for name in names():
-        for layer in codec(name).layers.values():
+    for made in codecs():
+        for layer in made.layers.values():
             for side, x in ((layer.key, key), (layer.value, value)):
                 packed = side.encode(x, torch.arange(128)[None])
                 found[type(side.quantizer).__name__]["planes"].add(_dtype(packed.planes))
@@ -61,8 +76,8 @@ def side_table() -> str:
 def field_table() -> str:
     """Every class of an artifact: its fields, and of tensors the dtypes that recipes' codecs store."""
     dtypes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for name in names():
-        _gather(codec(name), dtypes)
+    for made in codecs():
+        _gather(made, dtypes)
     kinds = {name: kind for name, kind in kinds_in(*PART_PACKAGES).items() if name in dtypes}
     rows: list[str] = []
     for name, kind in sorted(kinds.items()):

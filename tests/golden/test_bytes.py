@@ -14,8 +14,12 @@ from torch import Tensor
 from karhunen.codec import Packed, SideCodec
 from karhunen.fitting import fit
 from karhunen.frames.rope_frame import RopeFrame
+from karhunen.kernels.byte_tables import Lookups
 from karhunen.packing.bit_fields import BitFields, FixedWidth
 from karhunen.quantizers.affine import AffineQuantizer
+from karhunen.quantizers.base import Codes
+from karhunen.quantizers.byte_quantizer import ByteQuantizer
+from karhunen.quantizers.byte_vq import INDEX_BITS
 from karhunen.quantizers.lloyd_max import LloydMaxQuantizer
 from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.recipes import make, names
@@ -165,6 +169,21 @@ def byte_vq() -> SideCodec:
     )  # fmt: skip
 
 
+def lookups(kind: str, gain: str) -> SideCodec:
+    """Byte codes as int8 look-ups, planes and coefficients as above."""
+    sizes = [1, 3, 12, 1] * H
+    n, (a, b) = sum(sizes), INDEX_BITS[kind]
+    low, high = (integers(rows * n, salt).reshape(rows, n) % 64 - 32 for rows, salt in ((2**a, 3), (2**b, 4)))
+    return side(
+        ByteQuantizer(
+            g=H, c=D, gain=gain, plane_group=torch.arange(H).repeat_interleave(4),  # type: ignore[arg-type]
+            plane_size=torch.tensor(sizes), coordinates=torch.tensor([0, 1, 2, 3, *range(4, 16), 0] * H),
+            low=low.to(torch.int8), high=high[: len(high) if b else 0].to(torch.int8), scale=torch.full((n,), 1 / 16),
+        ),
+        RopeFrame(64), Rotary(2.0 ** -torch.arange(D // 2).float()),
+    )  # fmt: skip
+
+
 def lloyd_max() -> SideCodec:
     """Gaussian levels of widths 1 to 4, none for the last quarter."""
     bits = torch.tensor([4, 3, 1, 0], dtype=torch.int32).repeat_interleave(D // 4).expand(H, D).contiguous()
@@ -176,6 +195,10 @@ TRAINED: dict[str, tuple[Callable[[], SideCodec], str]] = {
     "group_vq_float16": (lambda: group_vq("float16"), "f1113f6721f3db9f"),
     "group_vq_no_gain": (lambda: group_vq("none"), "94384628b1f165ec"),
     "byte_vq": (byte_vq, "344ec3e0bf027b59"),
+    "lookups_free": (lambda: lookups("free", "none"), "d235f3356f4a2e7a"),
+    "lookups_free_gain": (lambda: lookups("free", "float16"), "af03fc7bed67215b"),
+    "lookups_overlapping": (lambda: lookups("overlapping", "none"), "3f7a45a266bf371c"),
+    "lookups_additive": (lambda: lookups("additive", "log8"), "85d09edcf369f2a1"),
     "lloyd_max": (lloyd_max, "e36ccf1de33bca34"),
 }
 
@@ -184,3 +207,43 @@ TRAINED: dict[str, tuple[Callable[[], SideCodec], str]] = {
 def test_the_bytes_of_a_codec_written_down_are_frozen(name: str) -> None:
     make_side, frozen = TRAINED[name]
     assert digest(make_side().encode(cached(5), POSITIONS)) == frozen
+
+
+ROWS_OF_C5 = {"free": (0xC5, None), "overlapping": (0x05, 0x31), "additive": (0x05, 0x0C)}
+"""The rows that the byte 0xC5 = 0b11000101 names: all bits; the lower and the upper six; the lower and the upper four."""
+
+
+def counting(kind: str) -> ByteQuantizer:
+    """One plane of two columns, in which every byte means its own number less 128, in steps of 1/2 and of 2."""
+    a, b = INDEX_BITS[kind]
+    low, high = torch.arange(2**a), torch.arange(2**b if b else 0)
+    first = low - 128 if not b else low  # the low rows count the lowest bits, the high rows those above
+    columns = {
+        "free": ((first, high), (first, high)),
+        "overlapping": ((first, high // 16 * 64 - 128), (first % 4, 4 * high - 128)),
+        "additive": ((first, 16 * high - 128), (first - 8, 16 * high - 120)),
+    }[kind]
+    lows, highs = (torch.stack([column[i] for column in columns], 1) for i in range(2))
+    return ByteQuantizer(
+        g=1, c=2, gain="none", plane_group=torch.tensor([0]), plane_size=torch.tensor([2]),
+        coordinates=torch.tensor([1, 0]), low=lows.to(torch.int8), high=highs.to(torch.int8),
+        scale=torch.tensor([0.5, 2.0]),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", INDEX_BITS)
+def test_every_byte_of_a_look_up_is_frozen(kind: str) -> None:
+    quantizer = counting(kind)
+    every = torch.arange(256, dtype=torch.int32)[None, None]
+    y = quantizer.decode(Codes(every, {}))
+    assert y.flatten(0, 2).tolist() == [[2.0 * (byte - 128), 0.5 * (byte - 128)] for byte in range(256)]
+    assert torch.equal(quantizer.encode(y).symbols, every)
+
+
+@pytest.mark.parametrize("kind", INDEX_BITS)
+def test_the_rows_that_a_byte_names_are_frozen(kind: str) -> None:
+    low, high = (torch.zeros(2**bits if bits else 0, 1, dtype=torch.int8) for bits in INDEX_BITS[kind])
+    for rows, row, value in zip((low, high), ROWS_OF_C5[kind], (3, 5), strict=True):
+        if row is not None:
+            rows[row] = value
+    assert Lookups(low, high, torch.ones(1)).entries()[0xC5].item() == 3 + (5 if len(high) else 0)

@@ -5,6 +5,11 @@ import re
 import pytest
 from tests.golden.format_tables import FORMAT, PICTURE, TABLES, picture, side_tensors, written
 
+from karhunen import codec
+from karhunen.hf import session
+from karhunen.pages import frame
+from karhunen.statistics import artifact
+
 AGAIN = "run `PYTHONPATH=src python -m tests.golden.format_tables`"
 TEXT = FORMAT.read_text(encoding="utf-8")
 
@@ -12,6 +17,16 @@ TEXT = FORMAT.read_text(encoding="utf-8")
 def test_every_table_is_the_one_that_code_makes() -> None:
     assert written(TEXT) == TEXT, AGAIN
     assert len(TABLES) == 4
+
+
+def test_the_versions_that_are_written_are_those_that_are_described() -> None:
+    assert f"Codecs are of format version {codec.VERSION}, statistics, pages and sessions of version 1." in TEXT
+    assert {artifact.VERSION, frame.VERSION, session.VERSION} == {1}
+    older = [f"`{version}`" for version in codec.READ if version != codec.VERSION]
+    assert (
+        f"| `version` | of a codec `{codec.VERSION}`, of others `1`. Readers of codecs take {', '.join(older)} as well"
+        in TEXT
+    )
 
 
 SIDES = side_tensors()

@@ -149,8 +149,8 @@ class ByteTables:
     def half_norms(self) -> Float[Tensor, "s 256"]:
         """Half the squared length of every entry, rounded once to float32: one number for all kernels and machines."""
         squares = self.entries.double().square() / 2
-        edges = zip(self.column_start, self.column_start[1:], strict=False)
-        return torch.stack([squares[:, left:right].sum(1) for left, right in edges]).float()
+        norms = [squares[:, left:right].sum(1) for left, right in pairwise(self.column_start)]
+        return torch.stack(norms).float() if norms else squares.new_zeros(0, 256, dtype=torch.float32)
 
     @cached_property
     def prepared(self) -> dict[str, Any]:

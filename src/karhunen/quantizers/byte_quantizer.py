@@ -48,13 +48,18 @@ class ByteQuantizer(Quantizer):
         for name in ("coordinates", "scale"):
             if tuple(getattr(self, name).shape) != (n,):
                 raise ValueError(f"{name} has shape {tuple(getattr(self, name).shape)}; {(n,)} is wanted")
+        if n and not 0 <= int(self.coordinates.min()) <= int(self.coordinates.max()) < self.c:
+            raise ValueError(f"a coordinate lies outside 0 … {self.c - 1}")
         groups = self.plane_group.tolist()
-        if len(groups) != len(self.plane_size) or groups != sorted(groups) or (groups and groups[-1] >= self.g):
-            raise ValueError(f"plane_group {groups} does not name a group of 0 … {self.g - 1} for each plane, in order")
-        if groups and groups[0] < 0:
-            raise ValueError(f"plane_group names group {groups[0]}")
-        if self.plane_size.numel() and int(self.plane_size.min()) < 1:
-            raise ValueError("a plane covers no coefficient")
+        if len(groups) != len(self.plane_size) or groups != sorted(groups):
+            raise ValueError(
+                f"plane_group {groups} does not name a group for each of {len(self.plane_size)} planes, in order"
+            )
+        if groups and not 0 <= groups[0] <= groups[-1] < self.g:
+            raise ValueError(f"plane_group names a group outside 0 … {self.g - 1}")
+        if groups and int(self.plane_size.min()) < 1:
+            raise ValueError("a plane covers no coefficient; leave it out")
+        Lookups(self.low, self.high, self.scale)  # refuses rows that do not belong together
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -88,7 +88,8 @@ def verify(
         documents = file_documents(tokenizer, files, limit=size.n_documents, **sizes)
     else:
         n_code = size.n_documents // 3
-        documents = default_documents(tokenizer, n_prose=size.n_documents - n_code, n_code=n_code, seed=seed, **sizes)
+        counts = {"n_prose": size.n_documents - n_code, "n_code": n_code, "n_literature": 0}
+        documents = default_documents(tokenizer, "test", **counts, seed=seed, **sizes)
     scores: list[Score] = []
     restored: list[Tensor] = []
     for i, document in enumerate(documents):

@@ -20,8 +20,8 @@ def most_exact(n_tokens: int) -> int:
 def shortest(rule: NormBelow, given: tuple[Tensor, Tensor], page_tokens: int) -> Bool[Tensor, " t"]:
     """Whom the rule names; of a page with more than its share, those of smallest norm."""
     key, value = (x[None] for x in given)
-    named = rule.exact(key, value)[0].cpu()
-    norms = token_norms(key if rule.slot == "key" else value)[0].cpu()
+    norms = token_norms(key if rule.slot == "key" else value)[0].float().cpu()
+    named = norms < rule.threshold  # a page stands alone: what a text has used up of a steady rule's share is not known
     for start in range(0, len(named), page_tokens):
         page = named[start : start + page_tokens]
         most = most_exact(len(page))

@@ -59,7 +59,7 @@ def row_choice(index_bits: tuple[int, int]) -> Float[Tensor, "256 rows"]:
 
 def in_tree_order(entries: Float[Tensor, "s 256 w"]) -> Float[Tensor, "s 256 w"]:
     """Entries halved along their main axis, again and again: a byte's highest bit is the first cut."""
-    s, _, w = entries.shape
+    w = entries.shape[-1]
     entries = entries.double()
     for level in range(8):
         nodes = entries.unflatten(1, (2**level, -1))

@@ -46,6 +46,7 @@ def run_in_terminal(arguments: list[str], columns: int, out: Path | None = None)
 def in_terminal(work: Callable[[], int], columns: int, out: Path | None = None) -> Shown:
     """Do `work` with a terminal of so many columns."""
     ours, theirs = pty.openpty()
+    sizes = {name: os.environ.pop(name) for name in ("COLUMNS", "LINES") if name in os.environ}  # readline sets them
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     sent: list[str] = []
     reader = threading.Thread(target=lambda: sent.append(read_to_end(ours)))
@@ -60,6 +61,7 @@ def in_terminal(work: Callable[[], int], columns: int, out: Path | None = None) 
         os.close(theirs)  # the last writer: the reader comes to the end
         reader.join()
         os.close(ours)
+        os.environ.update(sizes)
     return Shown(code, out.read_text(encoding="utf-8") if out is not None else "", sent[0])
 
 

@@ -22,7 +22,11 @@ HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3|9)[0-7](?:;[0-9;]*)?m")
 SPECTRA = "spectra:bits=3,group=8,recent=16"
 SIZES = ["--prefill-tokens", "96", "--scored-tokens", "32", "--generated-tokens", "4"]
-LOADING = ("calibrate", "generate", "demo", "fold", "evaluate", "leaderboard", "bench")  # these load a model
+LOADING = ("calibrate", "generate", "demo", "fold", "evaluate", "leaderboard", "bench", "verify")  # these load a model
+LENIENT = (
+    "--prefill-tokens", "200", "--scored-tokens", "32", "--documents", "1", "--max-kl", "99", "--max-kl-p999", "99",
+    "--max-kl-pages", "99", "--min-top1", "0", "--min-needles", "0", "--min-calls", "0", "--dry-run",
+)  # fmt: skip
 DRAWING = ("leaderboard", "report")  # these draw pictures, for seconds
 VERBS = (*LOADING, "inspect", "report", "compare", "doctor", "recipes")
 
@@ -65,6 +69,7 @@ def command(model: Path, text_file: Path, codec: Path, results: Path, tmp_path: 
         "evaluate": [*of_model, "--task", str(text_file), *few, "--results", str(tmp_path / "results")],
         "leaderboard": [*of_model, "--results", str(results), *SIZES, "--recipe", "full", "--rate", "8", *out],
         "bench": [*of_model, "--codec", str(codec), "--tokens", "64", "--rounds", "1"],
+        "verify": [str(codec), *of_model, *text, *LENIENT],
         "inspect": [str(codec)],
         "report": [str(results), *out],
         "compare": ["int8", "int2", "--results", str(results)],

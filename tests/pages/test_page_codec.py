@@ -99,13 +99,18 @@ def test_sizes_bound_pages_with_exact_tokens_and_deflated_codes() -> None:
         assert all(len(page) <= maker.page_bytes(N, i * N) for i, page in enumerate(pages))
 
 
+def named_by(rule: NormBelow, key: Tensor, value: Tensor) -> Tensor:
+    """Whom the rule's threshold names."""
+    return token_norms((key if rule.slot == "key" else value)[None])[0] < rule.threshold
+
+
 def test_tokens_that_the_rule_names_are_exact_in_the_page() -> None:
     maker, (key, value) = PageCodec(excepting("kivi", 0.03), torch.float32), given()
     pages = maker.encode_pages({0: (key, value)}, torch.arange(N * N_PAGES), N)
     got = maker.decode_pages(pages)[0]
     rule = maker.codec.layers[0].exceptions
     assert rule is not None
-    named = rule.exact(key[None], value[None])[0]
+    named = named_by(rule, key, value)
     assert 4 < int(named.sum()) < 8
     for x, y in zip((key, value), got, strict=True):
         assert torch.equal(y[:, named], x[:, named])
@@ -153,7 +158,7 @@ def test_a_shard_that_knows_its_own_heads_only_makes_the_pages_that_cutting_make
     whole, (key, value) = pages_of(name), given(N)
     exact = None
     if whole.codec.layers and whole.codec.layers[0].exceptions:
-        exact = {0: whole.codec.layers[0].exceptions.exact(key[None], value[None])[0]}
+        exact = {0: named_by(whole.codec.layers[0].exceptions, key, value)}
         with pytest.raises(ValueError, match="all heads"):
             pages_of(name, shard=(0, 2)).encode({0: (key[:1], value[:1])}, torch.arange(N))
     page = whole.encode({0: (key, value)}, torch.arange(N))

@@ -99,7 +99,7 @@ def test_each_row_of_a_batch_keeps_what_it_keeps_alone() -> None:
     key, value = torch.cat([key, more_key], 2), torch.cat([value, more_value], 2)
     for row, mine in enumerate(kept(together)):
         alone = LayerStore(layer(0.02), WINDOW)
-        alone.append(alone.append(key[row : row + 1], value[row : row + 1]))
+        alone.append(key[row : row + 1], value[row : row + 1])
         assert kept(alone) == [mine]
 
 

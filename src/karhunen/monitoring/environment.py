@@ -132,7 +132,7 @@ def _fast_paths() -> list[FastPath]:
         if not info.ispkg:
             continue
         module: Any = importlib.import_module(f"{kernels.__name__}.{info.name}")
-        for path in module.PATHS:
+        for path in getattr(module, "PATHS", ()):  # of an op; what ops share has none
             try:
                 live, reason = module.available(path)
             except ImportError as error:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 import karhunen.hf
+from karhunen.attention import fused
 from karhunen.codec import Codec
 from karhunen.hf.attention import NAME
 from karhunen.hf.cache import CompressedCache

@@ -16,7 +16,7 @@ from karhunen.recipe import Recipe
 from karhunen.recipes import make
 from karhunen.statistics.identity import LayerShape
 from karhunen.windows.sink_recent import SinkRecent
-from karhunen.windows.small_norm import NormBelow
+from karhunen.windows.small_norm import NormBelow, token_norms
 
 N, N_PAGES = 64, 3
 CODED = ("int4", "fp8", "kivi", "nova_kv", "karhunen", "spectra", "kvtc", "turboquant", "kitty", "kvquant", "ott")

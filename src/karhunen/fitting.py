@@ -28,7 +28,9 @@ from karhunen.windows.small_norm import NormBelow
 
 Key = tuple[int, Slot]
 EXACT_BITS = 16  # of an exact scalar, as budgets count it
-EXACT_RESERVE = 1.7  # times calibration's share of exact tokens: most texts have more of them, some fewer
+EXACT_RESERVE = (
+    1.7  # times calibration's share of exact tokens: most texts have more of them; a steady rule keeps as many
+)
 CENTERED_POSITIONS = 4096  # over which the turning mean of a centered post-RoPE frame is averaged
 
 
@@ -169,12 +171,12 @@ def _exceptions(recipe: Recipe, layer: LayerStatistics) -> NormBelow | None:
         return None
     moments = layer.get(recipe.norms(rule), Moments)
     mean_square = moments.second_moment.diagonal(dim1=-2, dim2=-1).sum()
-    return rule.fit(float(mean_square.sqrt()))
+    return rule.fit(float(mean_square.sqrt()), _share_kept_exact(recipe, layer))
 
 
 def _share_kept_exact(recipe: Recipe, layer: LayerStatistics) -> float:
     """Share of the tokens that the budget lets the window's rule keep exact beside their codes: what calibration saw,
-    with a reserve; too low where another recipe's statistics left out more sinks than this one's."""
+    with a reserve."""
     found = layer.measured.get(recipe.about("key"))
     if recipe.window.exceptions is None or not isinstance(found, Moments) or not layer.n_tokens:
         return 0.0

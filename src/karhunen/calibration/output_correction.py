@@ -154,7 +154,7 @@ def _pairs(seen: Observation, codec: LayerCodec, window: Window, coded: tuple[Sl
     t, h = exact["key"].shape[1], exact["key"].shape[0]
     n_coded, first = _n_coded(window, codec, t), _first_reader(window, codec, t)
     place = slice(window.sink_tokens, window.sink_tokens + int(n_coded.max()))
-    read = {slot: _read(codec, slot, seen, place) if slot in coded else x for slot, x in exact.items()}
+    read = {slot: _read(codec, window, slot, seen, place) if slot in coded else x for slot, x in exact.items()}
     total: OutputPairs | None = None
     for rows in torch.arange(first, t, device=seen.key.device).split(ROWS):
         n = torch.arange(t, device=rows.device)
@@ -178,13 +178,14 @@ def _heads(weights: Float[Tensor, "q r t"], value: Float[Tensor, "h t e"], n_kv_
     return out.flatten(0, 1).transpose(0, 1).flatten(1)
 
 
-def _read(codec: LayerCodec, slot: Slot, seen: Observation, place: slice) -> Float[Tensor, "h t d"]:
+def _read(codec: LayerCodec, window: Window, slot: Slot, seen: Observation, place: slice) -> Float[Tensor, "h t d"]:
     """Vectors as a cache would give them back: coded in `place`, but for the tokens kept exact by their norm."""
     x = seen.key if slot == "key" else seen.value
     back = x[:1].clone()
     coded = codec.side(slot).distort(x[:1, :, place], seen.positions[:1, place]).to(x)
     if codec.exceptions is not None:
-        kept = codec.exceptions.exact(seen.key[:1, :, place], seen.value[:1, :, place])
+        group = window.group_tokens(codec.granule_tokens)
+        kept = codec.exceptions.exact(seen.key[:1, :, place], seen.value[:1, :, place], group)
         coded = torch.where(kept[:, None, :, None], x[:1, :, place], coded)
     back[:, :, place] = coded
     return back[0]

@@ -44,5 +44,5 @@ def karhunen(
         "karhunen",
         key=side(frame=RopeFrame(block_tokens, joined=joined, center=True)),
         value=side(frame=RopeFrame(joined=joined)),
-        window=SinkRecent(sink, recent, keep=SmallNorm()),
+        window=SinkRecent(sink, recent, keep=SmallNorm(steady=True)),
     )

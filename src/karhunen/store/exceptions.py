@@ -39,6 +39,10 @@ class Exceptions:
             torch.cat([self.value, other.value]),
         )
 
+    def count(self, batch: int) -> Int[Tensor, " b"]:
+        """How many each row has."""
+        return self.rows.bincount(minlength=batch)
+
     def before(self, n_tokens: int) -> "Exceptions":
         """Those among the first `n_tokens` coded tokens."""
         keep = self.tokens < n_tokens

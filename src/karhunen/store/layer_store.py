@@ -285,10 +285,13 @@ class LayerStore:
     def _keep_exceptions(self, n_leaving: int) -> Bool[Tensor, "b t"] | None:
         """Keep the tokens that the codec's rule names; says which, None without a rule."""
         rule = self.codec.exceptions if self.codec else None
-        if rule is None:
+        if self.codec is None or rule is None:
             return None
         key, value = (self._recent[slot][:, :, :n_leaving] for slot in SLOTS)
-        exact = rule.exact(key, value)
+        before = None if self._exceptions is None else self._exceptions.count(key.shape[0])
+        group = self.window.group_tokens(self.codec.granule_tokens)
+        padding = self._positions(self._n_coded, self._n_coded + n_leaving) < 0
+        exact = rule.exact(key, value, group, self._n_coded, before, padding)
         found = Exceptions.where(exact, key, value, self._n_coded)
         self._exceptions = found if self._exceptions is None else self._exceptions + found
         return exact

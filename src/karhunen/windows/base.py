@@ -33,6 +33,10 @@ class Window(ABC):
         """Which forwards' queries decide what is dropped: none, the first one's, or all."""
         return "never"
 
+    def group_tokens(self, granule: int) -> int:
+        """Tokens are coded in multiples of this; what is decided about a group depends on no other way of appending."""
+        return granule
+
     @abstractmethod
     def partition(self, n_tokens: int, granule: int) -> Partition:
         """Places of `n_tokens` tokens; coded tokens come in multiples of `granule`."""

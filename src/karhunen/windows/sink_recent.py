@@ -42,9 +42,13 @@ class SinkRecent(Window):
         """As given."""
         return self.keep
 
+    def group_tokens(self, granule: int) -> int:
+        """A page of whole granules."""
+        return math.lcm(self.page_tokens, granule)
+
     def partition(self, n_tokens: int, granule: int) -> Partition:
         """Sinks, whole pages, the rest."""
-        page = math.lcm(self.page_tokens, granule)
+        page = self.group_tokens(granule)
         sink = min(self.sink, n_tokens)
         coded = max(0, n_tokens - sink - self.recent) // page * page
         return Partition(

@@ -1,6 +1,6 @@
 """Training of tables whose entry is a sum of two look-ups: additive nibbles, and look-ups that overlap.
 
-    entry(byte) = low[byte mod 2^a] + high[byte div 2^(8 − b)],    a + b ≥ 8;   (4, 4): nibbles;  (6, 6): four bits shared
+    entry(byte) = low[byte mod 2^a] + high[byte div 2^(8 − b)],    a + b ≥ 8;  (4, 4): nibbles;  (6, 6): four bits shared
 
 Sixteen entries fit a register (the "fast scan" of product quantization: André et al., 2017). Training alternates the
 nearest of the 256 sums with a least-squares solve for the rows (additive quantization: Babenko & Lempitsky, 2014).
@@ -59,7 +59,7 @@ def row_choice(index_bits: tuple[int, int]) -> Float[Tensor, "256 rows"]:
 
 def in_tree_order(entries: Float[Tensor, "s 256 w"]) -> Float[Tensor, "s 256 w"]:
     """Entries halved along their main axis, again and again: a byte's highest bit is the first cut."""
-    s, _, w = entries.shape
+    w = entries.shape[-1]
     entries = entries.double()
     for level in range(8):
         nodes = entries.unflatten(1, (2**level, -1))

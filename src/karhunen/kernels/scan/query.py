@@ -1,8 +1,8 @@
 """What becomes of a query before it meets the bytes of a block: turned, taken into the coefficients, rounded.
 
-    turned   R(−n₀) q, pair by pair                                      [row][first | second | rest]
-    product  q′ = turned · A, and coefficients of the mean's term · its basis
-    whole    q′ in steps of its largest / 32767, int16
+turned   R(−n₀) q, pair by pair                                      [row][first | second | rest]
+product  q′ = turned · A, and coefficients of the mean's term · its basis
+whole    q′ in steps of its largest / 32767, int16
 """
 
 from typing import Any

@@ -35,8 +35,8 @@ PROBLEM = np.dtype(
 
 PLACES = (
     "query", "turned", "frames", "by_mean", "bias", "shifted", "whole", "steps", "bases",
-    "commons", "scale", "softcap", "scores", "gained", "weights", "groups", "spans", "key_codes", "value_codes", "sums", "top", "summed",
-    "unit", "shrink", "reference", "total", "mass",
+    "commons", "scale", "softcap", "scores", "gained", "weights", "groups", "spans", "key_codes", "value_codes",
+    "sums", "top", "summed", "unit", "shrink", "reference", "total", "mass",
 )  # fmt: skip
 SCRATCH = np.dtype([(name, np.int64) for name in PLACES])
 

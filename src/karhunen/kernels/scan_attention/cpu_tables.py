@@ -109,7 +109,14 @@ class ScanFrames:
         n_pairs = padded(len(frames.first), PAD)
         filling = [-1] * (n_pairs - len(frames.first))
         rest = list(frames.rest)
-        places = [*frames.first, *filling, *frames.second, *filling, *rest, *[-1] * (padded(len(rest), PAD) - len(rest))]
+        places = [
+            *frames.first,
+            *filling,
+            *frames.second,
+            *filling,
+            *rest,
+            *[-1] * (padded(len(rest), PAD) - len(rest)),
+        ]
         order = np.array(places, np.int64)
         heads, block = len(frames.matrix), frames.block_tokens
         matrix = torch.zeros(heads, len(order), scan.width + COLUMNS)

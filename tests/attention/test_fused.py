@@ -9,12 +9,14 @@ from tests.closeness import assert_near
 from tests.synthetic import SMALL, WINDOW, cached, quick, seeded, statistics
 from torch import Tensor
 
+from karhunen.allocation.uniform import Uniform
 from karhunen.attention import fused
-from karhunen.attention.reader import Reader, reader_of
+from karhunen.attention.reader import LEAST_FOLDED_TOKENS, Reader, reader_of
 from karhunen.codec import LayerCodec
 from karhunen.fitting import fit
 from karhunen.frames.rope_frame import RopeFrame
-from karhunen.quantizers.byte_vq import ByteVQ
+from karhunen.quantizers.byte_vq import ByteVQ, TableKind
+from karhunen.quantizers.group_vq import GroupVQ
 from karhunen.recipe import Recipe, Side
 from karhunen.recipes import make
 from karhunen.store.layer_store import LayerStore
@@ -22,8 +24,11 @@ from karhunen.store.snapshot import Snapshot
 from karhunen.transforms.klt import KLT
 from karhunen.windows.small_norm import SmallNorm
 
+KINDS: tuple[TableKind, ...] = ("overlapping", "additive")
 BYTES = Side(transform=KLT(), quantizer=ByteVQ(n_iterations=1))
 SCALARS = Side(transform=KLT())
+FLOATS = Side(transform=KLT(), allocation=Uniform(2), quantizer=GroupVQ(size=4, entries="float8_e5m2", n_iterations=1))
+OVERLAPPING, ADDITIVE = (Side(transform=KLT(), quantizer=ByteVQ(n_iterations=1, tables=kind)) for kind in KINDS)
 BLOCK = 16
 
 
@@ -47,8 +52,16 @@ FROM_BYTES = {
     "gain_bytes": of(framed(replace(BYTES, quantizer=ByteVQ(gain="log8", n_iterations=1)))),
     "values_centered": of(framed(), replace(BYTES, frame=RopeFrame(center=True))),
     "karhunen": quick(make("karhunen")),
+    "overlapping": of(framed(OVERLAPPING, center=True), OVERLAPPING, keep=True),
+    "additive": of(framed(ADDITIVE), ADDITIVE),
+    "float_tables": of(framed(FLOATS, block=None), FLOATS),
+    "float_tables_long_blocks": of(framed(FLOATS, block=LEAST_FOLDED_TOKENS, center=True), FLOATS),
+    "float_keys": of(framed(FLOATS, block=None)),
+    "kinds_that_differ": of(framed(ADDITIVE, block=None), OVERLAPPING),
 }
 FROM_COEFFICIENTS = {
+    "float_tables_short_blocks": of(framed(FLOATS, block=LEAST_FOLDED_TOKENS - 1, center=True), FLOATS, keep=True),
+    "kinds_that_differ_short_blocks": of(framed(ADDITIVE), OVERLAPPING),
     "scalars": of(framed(SCALARS, center=True), SCALARS),
     "scalar_values": of(framed(center=True), SCALARS, keep=True),
     "joined_values": of(framed(), framed(block=None, joined=True)),
@@ -126,6 +139,20 @@ def test_a_codec_without_byte_tables_says_why(name: str) -> None:
     reader = reader_of(*layer(FROM_COEFFICIENTS[name], t=60))
     assert reader.mode == "coefficients"
     assert reader.reason and reader.reason in reader.description
+
+
+@pytest.mark.parametrize("name", FROM_BYTES)
+def test_byte_codes_of_one_kind_are_scanned_and_float_tables_folded(name: str) -> None:
+    reader = reader_of(*layer(FROM_BYTES[name], t=60))
+    floats = name.startswith("float") or name == "kinds_that_differ"
+    assert (reader.scan is None) == floats == (reader.key is not None)
+
+
+def test_blocks_too_short_to_fold_float_tables_say_so() -> None:
+    reader = reader_of(*layer(FROM_COEFFICIENTS["float_tables_short_blocks"], t=60))
+    assert reader.reason == (
+        "float tables are read by products with the query, made anew every 1023 tokens; from 1024 on that repays"
+    )
 
 
 @pytest.mark.parametrize("t", [8, 23, 30, 31, 32, 38, 39, 40, 54, 55])

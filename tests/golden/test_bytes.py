@@ -210,7 +210,7 @@ def test_the_bytes_of_a_codec_written_down_are_frozen(name: str) -> None:
 
 
 ROWS_OF_C5 = {"free": (0xC5, None), "overlapping": (0x05, 0x31), "additive": (0x05, 0x0C)}
-"""The rows that the byte 0xC5 = 0b11000101 names: all bits; the lower and the upper six; the lower and the upper four."""
+"""The rows that the byte 0xC5 = 0b11000101 names: all bits; the lower and the upper six, then four."""
 
 
 def counting(kind: str) -> ByteQuantizer:

@@ -19,7 +19,6 @@ from karhunen.kernels.byte_attention import (
 from karhunen.kernels.byte_tables import ByteTables
 
 LENGTHS = (1, 63, 64, 1000)  # below, around and past one block of tokens
-STRATEGIES = {"folded": True, "direct": False}
 
 
 def example(
@@ -77,77 +76,67 @@ def plane(coefficient: Tensor, generator: torch.Generator) -> tuple[Tensor, Tens
     return torch.randn(256, len(coefficient), generator=generator).half() / 4, coefficient
 
 
-def assert_equals_naive(frames: Tensor, keys: CodedTokens, values: CodedTokens, folded: bool, **options) -> None:
+def assert_equals_naive(frames: Tensor, keys: CodedTokens, values: CodedTokens, **options) -> None:
     cpu = pytest.importorskip("karhunen.kernels.byte_attention.cpu")
     runs, reason = available("cpu")
     if not runs:
         pytest.skip(reason)
     expected = naive.byte_attention(frames.double(), keys, values, **options)
-    actual = cpu.byte_attention(frames, keys, values, folded=folded, **options)
+    actual = cpu.byte_attention(frames, keys, values, **options)
     assert_near(actual.mean, expected.mean, cpu.TOLERANCE)
     assert_near(actual.log_sum, expected.log_sum, cpu.TOLERANCE)
 
 
-@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("q", [1, 2, 3, 4, 7, 12])
 @pytest.mark.parametrize("t", LENGTHS)
-def test_kernel_equals_naive(t: int, q: int, folded: bool, nan_filled_memory: None) -> None:
-    assert_equals_naive(*example(t, q=q, b=2), folded, scale=0.125)
+def test_kernel_equals_naive(t: int, q: int, nan_filled_memory: None) -> None:
+    assert_equals_naive(*example(t, q=q, b=2), scale=0.125)
 
 
-@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("d", [64, 80, 96, 128])
-def test_any_head_size_is_read(d: int, folded: bool) -> None:
-    assert_equals_naive(*example(200, d=d), folded, scale=d**-0.5)
+def test_any_head_size_is_read(d: int) -> None:
+    assert_equals_naive(*example(200, d=d), scale=d**-0.5)
 
 
-@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("q", [1, 4])
 @pytest.mark.parametrize(("block_tokens", "first_offset"), [(1, 0), (3, 1), (64, 0), (64, 41), (256, 255)])
 @pytest.mark.parametrize("t", LENGTHS)
-def test_each_token_is_read_in_the_frame_of_its_block(
-    t: int, block_tokens: int, first_offset: int, q: int, folded: bool
-) -> None:
+def test_each_token_is_read_in_the_frame_of_its_block(t: int, block_tokens: int, first_offset: int, q: int) -> None:
     blocks = {"block_tokens": block_tokens, "first_offset": first_offset}
     frames, keys, values = example(t, q=q, **blocks)
     bias = torch.randn(frames.shape[:-1], generator=torch.Generator().manual_seed(1))
-    assert_equals_naive(frames, keys, values, folded, key_bias=bias, scale=0.125, **blocks)
+    assert_equals_naive(frames, keys, values, key_bias=bias, scale=0.125, **blocks)
 
 
-@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("q", [1, 3, 11])
 @pytest.mark.parametrize(("t", "first_offset"), [(1, 63), (63, 1), (64, 0), (1000, 40)])
-def test_each_token_of_a_block_may_have_a_bias_of_its_own(t: int, first_offset: int, q: int, folded: bool) -> None:
+def test_each_token_of_a_block_may_have_a_bias_of_its_own(t: int, first_offset: int, q: int) -> None:
     blocks = {"block_tokens": 64, "first_offset": first_offset}
     frames, keys, values = example(t, q=q, b=2, **blocks)
     bias = torch.randn(*frames.shape[:-1], 64, generator=torch.Generator().manual_seed(1))
-    assert_equals_naive(frames, keys, values, folded, offset_bias=bias, scale=0.125, softcap=3.0, **blocks)
+    assert_equals_naive(frames, keys, values, offset_bias=bias, scale=0.125, softcap=3.0, **blocks)
 
 
-@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
-def test_entries_finer_than_float16_keep_their_value(folded: bool) -> None:
+def test_entries_finer_than_float16_keep_their_value() -> None:
     frames, keys, values = example(200)
     finer = [
         replace(side, tables=replace(side.tables, entries=side.tables.entries.float() * 1.001))
         for side in (keys, values)
     ]
-    assert_equals_naive(frames, *finer, folded, scale=0.125)
+    assert_equals_naive(frames, *finer, scale=0.125)
 
 
-@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("gain", [None, "float", "levels"])
-def test_a_gain_may_be_absent_or_float_or_a_byte(gain: str | None, folded: bool) -> None:
-    assert_equals_naive(*example(1000, gain=gain), folded, scale=0.125)
+def test_a_gain_may_be_absent_or_float_or_a_byte(gain: str | None) -> None:
+    assert_equals_naive(*example(1000, gain=gain), scale=0.125)
 
 
-@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
-def test_planes_that_name_one_coefficient_add(folded: bool) -> None:
-    assert_equals_naive(*example(333, residual=True), folded, scale=0.125)
+def test_planes_that_name_one_coefficient_add() -> None:
+    assert_equals_naive(*example(333, residual=True), scale=0.125)
 
 
-@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("boolean", [True, False])
-def test_hidden_tokens_and_capped_scores(boolean: bool, folded: bool) -> None:
+def test_hidden_tokens_and_capped_scores(boolean: bool) -> None:
     frames, keys, values = example(1000, b=2, q=5)
     mask = torch.rand(2, 1000, generator=torch.Generator().manual_seed(2)) > 0.3
     mask[0, :700] = False
@@ -155,7 +144,7 @@ def test_hidden_tokens_and_capped_scores(boolean: bool, folded: bool) -> None:
         mask = torch.zeros(2, 1000).masked_fill(~mask, torch.finfo(torch.float32).min)
         mask[1, ::7] += 0.5
     first_visible = torch.tensor([[0, 5, 990, 0, 1000], [0, 0, 513, 2000, 64]])
-    assert_equals_naive(frames, keys, values, folded, mask=mask, first_visible=first_visible, softcap=3.0, scale=0.5)
+    assert_equals_naive(frames, keys, values, mask=mask, first_visible=first_visible, softcap=3.0, scale=0.5)
 
 
 def test_a_row_that_sees_nothing_has_mean_zero_and_no_weight() -> None:
@@ -166,25 +155,23 @@ def test_a_row_that_sees_nothing_has_mean_zero_and_no_weight() -> None:
         assert part.log_sum.eq(-torch.inf).all()
 
 
-@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
-def test_a_rising_maximum_moves_the_softmax_reference(folded: bool) -> None:
+def test_a_rising_maximum_moves_the_softmax_reference() -> None:
     frames, keys, values = example(3000, gain="float")
     keys.gain.copy_(torch.linspace(0, 60, 3000))
-    assert_equals_naive(frames, keys, values, folded, scale=1.0)
+    assert_equals_naive(frames, keys, values, scale=1.0)
 
 
-@pytest.mark.parametrize("folded", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("n_threads", [2, 3])
-def test_threads_do_not_change_the_result(n_threads: int, folded: bool) -> None:
-    assert_equals_naive_with_threads(n_threads, folded)
+def test_threads_do_not_change_the_result(n_threads: int) -> None:
+    assert_equals_naive_with_threads(n_threads)
 
 
-def assert_equals_naive_with_threads(n_threads: int, folded: bool) -> None:
+def assert_equals_naive_with_threads(n_threads: int) -> None:
     cpu = pytest.importorskip("karhunen.kernels.byte_attention.cpu")
     frames, keys, values = example(9001, h=1, b=1, block_tokens=256)
     options = {"block_tokens": 256, "scale": 0.125}
     expected = naive.byte_attention(frames.double(), keys, values, **options)
-    actual = cpu.byte_attention(frames, keys, values, n_threads=n_threads, folded=folded, **options)
+    actual = cpu.byte_attention(frames, keys, values, n_threads=n_threads, **options)
     assert_near(actual.mean, expected.mean, cpu.TOLERANCE)
     assert_near(actual.log_sum, expected.log_sum, cpu.TOLERANCE)
 

@@ -5,6 +5,8 @@ from itertools import accumulate
 
 import pytest
 import torch
+from tests.closeness import assert_near
+from tests.synthetic import seeded
 from torch import Tensor
 
 from karhunen.kernels.byte_attention import CodedTokens
@@ -13,8 +15,6 @@ from karhunen.kernels.scan import isa
 from karhunen.kernels.scan.emit import KINDS
 from karhunen.kernels.scan.tokens import place
 from karhunen.kernels.scan_attention import Frames, Partial, cpu, naive
-from tests.closeness import assert_near
-from tests.synthetic import seeded
 
 needs_cpu = pytest.mark.skipif(not cpu.available()[0], reason=cpu.available()[1])
 WIDTHS = isa.widths()
@@ -44,15 +44,16 @@ class Example:
     def side(self, seed: int) -> CodedTokens:
         generator = seeded(seed)
         groups = 1 if self.joined else self.h
-        n, (a, b) = groups * self.d, self.kind
+        n, (a, b) = groups * sum(self.sizes), self.kind
         low, high = (
-            torch.randint(-60, 60, (rows, n), generator=generator, dtype=torch.int8) for rows in (2**a, 2**b if b else 0)
+            torch.randint(-60, 60, (rows, n), generator=generator, dtype=torch.int8)
+            for rows in (2**a, 2**b if b else 0)
         )
         tables = ByteTables.of_lookups(
             Lookups(low, high, torch.rand(n, generator=generator) * 0.02 + 0.005),
-            torch.cat([torch.randperm(self.d, generator=generator) for _ in range(groups)]),
+            torch.cat([torch.randperm(self.d, generator=generator)[: sum(self.sizes)] for _ in range(groups)]),
             tuple(accumulate(self.sizes * groups, initial=0)),
-            tuple(range(0, len(self.sizes) * groups + 1, len(self.sizes))),
+            tuple(i * len(self.sizes) for i in range(groups + 1)),
             self.d,
         )
         shape = (self.b, tables.n_planes, self.t + 37)
@@ -107,6 +108,7 @@ CASES = {
     "seven rows": Example(r=7),
     "eight rows": Example(r=8),
     "joined heads": Example(joined=True),
+    "no bytes at all": Example(sizes=(), d=16, t=70),
     "wide heads": Example(d=80, sizes=(1,) * 30 + (2,) * 25),
 }
 
@@ -197,5 +199,7 @@ def test_an_entry_is_the_sum_of_two_rows_times_its_scale() -> None:
     low, high = torch.arange(16, dtype=torch.int8)[:, None], 2 * torch.arange(16, dtype=torch.int8)[:, None]
     entries = Lookups(low, high, torch.tensor([0.5])).entries()
     assert entries[0x35, 0] == (5 + 2 * 3) * 0.5
-    shared = Lookups(torch.arange(64, dtype=torch.int8)[:, None], torch.arange(64, dtype=torch.int8)[:, None], torch.ones(1))
+    shared = Lookups(
+        torch.arange(64, dtype=torch.int8)[:, None], torch.arange(64, dtype=torch.int8)[:, None], torch.ones(1)
+    )
     assert shared.entries()[0b10110101, 0] == 0b110101 + 0b101101

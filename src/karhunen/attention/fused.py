@@ -224,7 +224,9 @@ def _scanned(
 
 def _coded_tokens(packed: Packed, tables: ByteTables) -> CodedTokens:
     gain = packed.side.get("gain")
-    levels = gain_values(torch.arange(256, dtype=torch.uint8)) if gain is not None and gain.dtype == torch.uint8 else None
+    levels = (
+        gain_values(torch.arange(256, dtype=torch.uint8)) if gain is not None and gain.dtype == torch.uint8 else None
+    )
     return CodedTokens(packed.planes, tables, gain, levels)
 
 

@@ -2,7 +2,8 @@
 
 | mode           | what meets the query | when |
 |----------------|----------------------|------|
-| `bytes`        | table entries, by karhunen.kernels.byte_attention | both sides have a 256-entry table per byte |
+| `bytes`        | int8 look-ups, by karhunen.kernels.scan_attention | both sides are byte codes of one kind |
+|                | float entries, by karhunen.kernels.byte_attention | a 256-entry table per byte, and long blocks |
 | `coefficients` | coefficients decoded a chunk at a time, no inverse transform per token | any other codec |
 | `decoded`      | dense keys and values of all tokens, by the model's own attention | where neither is exact |
 """
@@ -22,12 +23,16 @@ from karhunen.codec import LayerCodec, SideCodec
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.paths import fastest
 from karhunen.kernels.scan_attention import Frames
-from karhunen.quantizers.gains import gain_values
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
+from karhunen.quantizers.byte_vq import INDEX_BITS
+from karhunen.quantizers.gains import gain_values
 from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.store.snapshot import Snapshot
 
 Mode = Literal["bytes", "coefficients", "decoded"]
+
+LEAST_FOLDED_TOKENS = 1024
+"""Float tables are folded with the query once a block: 256 products a plane, which shorter blocks do not repay."""
 
 
 @final
@@ -100,8 +105,14 @@ class Reader:
             reasons.append("keys and values group the heads differently")
         if reasons:
             return cls(codec, "coefficients", "; ".join(reasons), frames, to_vectors=to_vectors)
-        if all(side.quantizer.byte_tables.lookups is not None for side in (codec.key, codec.value)):  # type: ignore[attr-defined]
+        if _scanned_alike(codec):
             return cls(codec, "bytes", "", frames, to_vectors=to_vectors, scan=scan_frames(codec.key, absorbed.key))
+        if frames.block_tokens is not None and frames.block_tokens < LEAST_FOLDED_TOKENS:
+            reason = (
+                f"float tables are read by products with the query, made anew every {frames.block_tokens} tokens; "
+                f"from {LEAST_FOLDED_TOKENS} on that repays"
+            )
+            return cls(codec, "coefficients", reason, frames, to_vectors=to_vectors)
         key, value = sides["key"], sides["value"]
         assert isinstance(key, ByteSide) and isinstance(value, ByteSide), "both sides have tables"
         return cls(
@@ -121,6 +132,15 @@ class Reader:
             return f"{self.mode} ({self.reason})"
         path, reason = fastest("byte_attention" if self.scan is None else "scan_attention", "cpu")
         return f"bytes, {path} path ({reason})"
+
+
+def _scanned_alike(codec: LayerCodec) -> bool:
+    """Whether both sides are look-ups of one kind, which one scan reads."""
+    kinds = {
+        side.quantizer.lookups.index_bits if isinstance(side.quantizer, ByteQuantizer) else None
+        for side in (codec.key, codec.value)
+    }
+    return len(kinds) == 1 and kinds <= set(INDEX_BITS.values())
 
 
 def scan_frames(side: SideCodec, inverse: InverseMap) -> Frames:

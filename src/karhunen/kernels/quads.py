@@ -17,7 +17,6 @@ class Quads(NamedTuple):
     """Quads of all planes, head after head."""
 
     entries: np.ndarray  # [quad][256][4]
-    narrow: np.ndarray  # the same as float16 in int16 where that is exact, which halves what a cache has to hold
     columns: np.ndarray  # [quad][4][256]
     coefficient: np.ndarray  # [quad][4]; 0 where padded, for entries there are 0
     quad_plane: np.ndarray  # [quad]
@@ -57,14 +56,11 @@ def _cut(tables: ByteTables) -> Quads:
         head_quads.append(len(entries))
     stacked = torch.stack(entries) if entries else torch.zeros(0, 256, 4)
     most_quads = int(np.diff(head_quads).max(initial=0))
-    half = stacked.half()
-    exact = bool((half.float() == stacked).all())
     named = torch.cat(coefficient) if entries else torch.zeros(0, dtype=torch.long)
     own = torch.cat([torch.arange(4 * (b - a)) for a, b in pairwise(head_quads)])
     in_order = bool(((named == own) | (stacked == 0).all(1).view(-1)).all()) and tables.n_coefficients == 4 * most_quads
     return Quads(
         entries=_flat(stacked),
-        narrow=_flat(half.view(torch.int16), torch.int16) if exact else _flat(stacked),
         columns=_flat(stacked.mT),
         coefficient=_flat(named, torch.int64),
         quad_plane=np.array(quad_plane, np.int64),

@@ -22,7 +22,6 @@ F32 = ir.FloatType()
 F16 = ir.HalfType()
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
-FOUR = ir.VectorType(F32, 4)
 
 
 ROWS = {lanes: (0,) * lanes for lanes in (1, 2, 4, 8)}
@@ -111,30 +110,6 @@ def spread(typingctx, rows, array, i):
 
 
 @intrinsic
-def entry_pair(typingctx, array, i, j):
-    """Eight lanes, array[i], … and array[j], … four each: of float32, or of float16 held as int16."""
-    narrow = array.dtype == types.int16
-
-    def codegen(context, builder, signature, args):
-        if narrow:
-            pair = ir.Constant(ir.VectorType(I64, 2), ir.Undefined)
-            for k in (0, 1):
-                pointer = _element(context, builder, signature.args[0], args[0], args[1 + k], F16)
-                four = builder.load(builder.bitcast(pointer, I64.as_pointer()))
-                four.align = 2
-                pair = builder.insert_element(pair, four, ir.Constant(I32, k))
-            halves = builder.bitcast(pair, ir.VectorType(F16, 8))
-            return builder.fpext(halves, ir.VectorType(F32, 8))
-        fours = [
-            _load(builder, _element(context, builder, signature.args[0], args[0], args[1 + k], F32), FOUR, 4)
-            for k in (0, 1)
-        ]
-        return _shuffle(builder, *fours, range(8))
-
-    return Vector(8)(array, types.int64, types.int64), codegen
-
-
-@intrinsic
 def store(typingctx, array, i, v):
     """array[i], array[i + 1], … take the lanes of v."""
 
@@ -166,20 +141,6 @@ def single(typingctx, address):
         return builder.load(builder.inttoptr(args[0], F32.as_pointer()))
 
     return types.float32(types.int64), codegen
-
-
-@intrinsic(prefer_literal=True)
-def copy_bytes(typingctx, n_bytes, target, source):
-    """Copy a fixed number of bytes between addresses."""
-    vector = ir.VectorType(ir.IntType(8), n_bytes.literal_value)
-
-    def codegen(context, builder, signature, args):
-        value = builder.load(builder.inttoptr(args[2], vector.as_pointer()))
-        value.align = 1
-        builder.store(value, builder.inttoptr(args[1], vector.as_pointer())).align = 1
-        return context.get_dummy_value()
-
-    return types.void(n_bytes, types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -293,27 +254,6 @@ def exp(typingctx, x):
         return builder.select(below, constant(0.0), scaled)
 
     return x(x), codegen
-
-
-@intrinsic
-def sums_of_eight(typingctx, a, b, c, d, e, f, g, h):
-    """Lane i is the sum over the lanes of the i-th of eight vectors: a transpose that adds on its way."""
-
-    def codegen(context, builder, signature, args):
-        rows = list(args)
-
-        def halve(low, high, first, second):
-            return builder.fadd(_shuffle(builder, low, high, first), _shuffle(builder, low, high, second))
-
-        pairs = [
-            halve(rows[i], rows[i + 1], (0, 8, 2, 10, 4, 12, 6, 14), (1, 9, 3, 11, 5, 13, 7, 15)) for i in (0, 2, 4, 6)
-        ]
-        fours = [
-            halve(pairs[i], pairs[i + 1], (0, 1, 8, 9, 4, 5, 12, 13), (2, 3, 10, 11, 6, 7, 14, 15)) for i in (0, 2)
-        ]
-        return halve(fours[0], fours[1], (0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15))
-
-    return a(a, b, c, d, e, f, g, h), codegen
 
 
 def _count(lanes):

@@ -59,7 +59,7 @@ class ByteQuantizer(Quantizer):
             raise ValueError(f"plane_group names a group outside 0 … {self.g - 1}")
         if groups and int(self.plane_size.min()) < 1:
             raise ValueError("a plane covers no coefficient; leave it out")
-        Lookups(self.low, self.high, self.scale)  # refuses rows that do not belong together
+        _ = self.lookups  # refuses rows that do not belong together
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -80,11 +80,16 @@ class ByteQuantizer(Quantizer):
         return apply_gain(y, codes.side["gain"]) if self.gain != "none" else y
 
     @cached_property
+    def lookups(self) -> Lookups:
+        """The rows and their scales."""
+        return Lookups(self.low, self.high, self.scale)
+
+    @cached_property
     def byte_tables(self) -> ByteTables:
         """The tables as kernels read them."""
         per_group = torch.bincount(self.plane_group, minlength=self.g).tolist()
         return ByteTables.of_lookups(
-            Lookups(self.low, self.high, self.scale),
+            self.lookups,
             self.coordinates.long(),
             tuple(accumulate(self.plane_size.tolist(), initial=0)),
             tuple(accumulate(per_group, initial=0)),

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from karhunen.allocation.base import RateCost
 from karhunen.quantizers.base import QuantizerData, QuantizerSpec
-from karhunen.quantizers.gains import GAIN_BITS, GainKind
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
+from karhunen.quantizers.gains import GAIN_BITS, GainKind
 from karhunen.quantizers.planes import Plane, Training, train_bytes
 from karhunen.values import refuse_unless_one_of
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from karhunen.kernels.byte_tables import Lookups
 from karhunen.quantizers.additive import as_integers, sums, train_additive
 from karhunen.quantizers.base import QuantizerData
+from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.quantizers.gains import GainKind, split_gain
 from karhunen.quantizers.kmeans import kmeans
 from karhunen.quantizers.nearest import nearest
-from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.quantizers.vector import VectorQuantizer
 
 EntryKind = Literal["float16", "float8_e5m2"]

@@ -1,8 +1,7 @@
 """Attention from bytes on a CPU: look-ups and additions in place of most of the arithmetic.
 
-    keys, folded     F_j[byte] = ⟨q′, table_j[byte]⟩ once per block; a token's score is Σ_j F_j[byte_j]
-    keys, direct     entries meet q′ in registers, eight coefficients at a time, where a block is too short to fold
-    values           H_j[byte] += p_n · gain_n, a histogram of attention weight; mean = Σ_byte H_j[byte] · table_j[byte]
+    keys     F_j[byte] = ⟨q′, table_j[byte]⟩ once per block; a token's score is Σ_j F_j[byte_j]
+    values   H_j[byte] += p_n · gain_n, a histogram of attention weight; mean = Σ_byte H_j[byte] · table_j[byte]
 
 All query rows of a KV head (up to 8) lie side by side in one vector, so a look-up or an addition serves the group, and
 each byte is read once for it. A pass takes four planes, whose tables stay in the first-level cache. The softmax is
@@ -32,8 +31,6 @@ from karhunen.kernels.byte_attention.cpu_inputs import (
 from karhunen.kernels.byte_attention.cpu_loop import attend
 from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial, merge_partials, require_agreement, row_lanes
 from karhunen.kernels.byte_attention.naive import additive
-from karhunen.kernels.byte_tables import ByteTables
-from karhunen.kernels.quads import quads_of
 from karhunen.kernels.simd import ROWS
 
 TOLERANCE = 2e-5
@@ -60,9 +57,8 @@ def byte_attention(
     mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
     first_visible: Int[Tensor, "b q"] | None = None,
     n_threads: int | None = None,
-    folded: bool | None = None,
 ) -> Partial:
-    """As `naive.byte_attention`, in float32. `n_threads`: torch's own number if None; `folded`: by `repays_folding`."""
+    """As `naive.byte_attention`, in float32. `n_threads`: torch's own number if None."""
     require_agreement(q_frames, keys, values, key_bias, offset_bias, block_tokens, first_offset, mask, first_visible)
     b, h, q, n, c = q_frames.shape
     t, c_value = keys.n_tokens, values.tables.n_coefficients
@@ -70,15 +66,13 @@ def byte_attention(
     rows = ROWS[min(row_lanes(q), 8)]
     n_chunks = -(-q // len(rows))
     n_splits = token_splits(b * h * n_chunks, t, n_threads)
-    if folded is None:
-        folded = repays_folding(keys.tables, len(rows), min(block_tokens or t, -(-t // n_splits)))
 
     key_side, value_side = side_of(keys), side_of(values)
     frames, frame_stride = frames_of(q_frames, keys.tables)
     by_offset, n_bias_rows = (NOTHING, 0) if offset_bias is None else row_vectors_of(offset_bias, len(rows))
     problem = Problem(
         h=h, q=q, t=t, n=n, c=c, c_value=c_value, n_chunks=n_chunks, n_splits=n_splits,
-        block_tokens=block_tokens or 0, first_offset=first_offset, folded=folded,
+        block_tokens=block_tokens or 0, first_offset=first_offset,
         scale=scale, softcap=softcap or 0.0,
         q_frames=frames,
         q_frame_stride=frame_stride,
@@ -92,7 +86,7 @@ def byte_attention(
     log_sum = torch.empty(n_splits, b, h, q)
 
     def run(first: int, step: int) -> None:
-        scratch = scratch_of(len(rows), key_side.tables, value_side.tables, folded)
+        scratch = scratch_of(len(rows), key_side.tables, value_side.tables)
         attend(
             rows, problem, key_side, value_side, scratch, first, step, b * h * n_chunks * n_splits,
             mean.view(-1).numpy(), log_sum.view(-1).numpy(),
@@ -119,19 +113,6 @@ def token_splits(n_items: int, t: int, n_threads: int) -> int:
 
     candidates = range(1, min(most, 4 * n_threads) + 1)
     return next((splits for splits in candidates if idle(splits) <= 1.1), candidates[-1])
-
-
-def repays_folding(tables: ByteTables, n_rows: int, fold_tokens: int) -> bool:
-    """Whether tables folded with the query every `fold_tokens` tokens cost less than multiplying each token's entries.
-
-    In nanoseconds as measured on a busy AVX2 core; only ratios matter. Folding multiplies 256 entries of each quad.
-    """
-    prepared = quads_of(tables)
-    n_quads = len(prepared.quad_plane)
-    fold = n_quads * (65.0 if n_rows == 1 else 250.0)
-    look_up = tables.n_planes * (0.27 + 0.03 * n_rows) * fold_tokens
-    multiply = n_quads * (0.6 + 0.13 * n_rows) * fold_tokens
-    return fold + look_up < multiply
 
 
 @cache

@@ -32,7 +32,6 @@ class Problem(NamedTuple):
     n_splits: int
     block_tokens: int  # 0: one frame for all tokens
     first_offset: int
-    folded: bool
     scale: float
     softcap: float  # 0: none
     q_frames: np.ndarray  # a row per query row and block, `q_frame_stride` apart, in the order of the quads
@@ -74,11 +73,11 @@ class Scratch(NamedTuple):
     total: np.ndarray  # [row], float64
 
 
-def scratch_of(n_rows: int, keys: Quads, values: Quads, folded: bool) -> Scratch:
+def scratch_of(n_rows: int, keys: Quads, values: Quads) -> Scratch:
     """This thread's memory, which grows to what the largest call has asked for."""
     sizes = (
         keys.most_quads * 32,
-        keys.most_planes * 256 * n_rows if folded else 0,
+        keys.most_planes * 256 * n_rows,
         values.most_planes * 256 * n_rows,
         values.most_quads * 4 * n_rows,
         (SPAN + 8) * 8 + 8,

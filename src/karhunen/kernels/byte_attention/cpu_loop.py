@@ -3,7 +3,6 @@
 import numpy as np
 from numba import njit
 
-from karhunen.kernels.byte_attention.cpu_direct import score_direct
 from karhunen.kernels.byte_attention.cpu_inputs import SPAN
 from karhunen.kernels.byte_attention.cpu_scores import (
     add_offset_bias,
@@ -50,14 +49,10 @@ def _read_tokens(rows, problem, keys, values, batch, head, chunk, split, scratch
             if here != block:
                 block = here
                 load_bias(problem, batch, head, first_row, n_rows, block, scratch.bias)
-                if problem.folded:
-                    load_query(problem, keys.tables, batch, head, first_row, n_rows, block, scratch.query)
-                    fold(rows, keys.tables, head, scratch.query, scratch.folded)
+                load_query(problem, keys.tables, batch, head, first_row, n_rows, block, scratch.query)
+                fold(rows, keys.tables, head, scratch.query, scratch.folded)
             out = (start - span) * n_rows
-            if problem.folded:
-                score_folded(rows, keys, batch, head, start, stop, scratch.folded, scores, out)
-            else:
-                score_direct(rows, problem, keys, batch, head, first_row, block, start, stop, scores, out)
+            score_folded(rows, keys, batch, head, start, stop, scratch.folded, scores, out)
             scale(rows, scratch.gains, start - span, stop - start, scratch.bias, scores, out)
             if len(problem.offset_bias):
                 add_offset_bias(rows, problem, batch, head, first_row, block, start, stop, scores, out)

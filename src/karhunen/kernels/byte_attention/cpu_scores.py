@@ -1,14 +1,12 @@
 """Scores of attention from bytes on a CPU, for all query rows of a KV head side by side.
 
-folded   F_j[byte] = ⟨q′, table_j[byte]⟩ once per block; a token's score is Σ_j F_j[byte_j]
-direct   where a block is too short to fold (cpu_direct.py)
+F_j[byte] = ⟨q′, table_j[byte]⟩ once per block,    score of a token = Σ_j F_j[byte_j]
 """
 
 import numpy as np
 from numba import njit
 
 from karhunen.kernels import simd
-from karhunen.kernels.byte_attention.cpu_direct import frame_of
 from karhunen.kernels.byte_attention.cpu_inputs import HALF_GAIN, LEVEL_GAIN, NO_GAIN, SPAN
 from karhunen.kernels.simd import (
     add,
@@ -31,6 +29,13 @@ def load_query(problem, tables, batch, head, first_row, n_rows, block, query):
         frame = frame_of(problem, batch, head, first_row + lane % n_rows, block)
         for i in range(4 * (tables.head_quads[head + 1] - tables.head_quads[head])):
             query[8 * i + lane] = problem.q_frames[frame + i]
+
+
+@njit(nogil=True)
+def frame_of(problem, batch, head, row, block):
+    """Where the q′ of a row begins; rows past the last repeat it."""
+    row = (batch * problem.h + head) * problem.q + min(row, problem.q - 1)
+    return (row * problem.n + block) * problem.q_frame_stride
 
 
 @njit(nogil=True)

@@ -69,7 +69,14 @@ def exact_attention(
         parts = [scaled, *(_flat(x) for x in (coded.partial.log_sum, coded.matrix, coded.offset))]
         kept += parts
         addresses = [x.data_ptr() for x in parts]
-        coded_numbers = [addresses[0], addresses[1], parts[2].shape[1], addresses[2], 4 * parts[2].stride(0), addresses[3]]
+        coded_numbers = [
+            addresses[0],
+            addresses[1],
+            parts[2].shape[1],
+            addresses[2],
+            4 * parts[2].stride(0),
+            addresses[3],
+        ]
     n_scores = -(-n // 16) * 16
     scratch = _scratch(MOST_ROWS * n_scores + 32)
     scratch[0] = scale

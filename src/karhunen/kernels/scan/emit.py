@@ -1,8 +1,8 @@
 """Vector code written out: what a hot loop needs of LLVM, in the words of the processor.
 
-A hot loop holds a dozen accumulators in registers, and how many depends on the rows and on the processor. Such loops are
-unrolled here, in Python, while Numba compiles the function that calls them: each `hot` function becomes an intrinsic
-whose body is emitted once for each shape.
+A hot loop holds a dozen accumulators in registers, and how many depends on the rows and on the processor. Such loops
+are unrolled here, in Python, while Numba compiles the function that calls them: each `hot` function becomes an
+intrinsic whose body is emitted once for each shape.
 
     @hot
     def total(e, shape, address, n):      # e: Emitter; shape: Shape; the others: LLVM values
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.np.numpy_support import from_dtype
 from numba.extending import intrinsic
+from numba.np.numpy_support import from_dtype
 
 from karhunen.kernels.scan import isa
 
@@ -233,7 +233,7 @@ class Emitter:
 
 
 class Index:
-    """An index as look-ups take it: itself, or for each sixteen entries, out of reach where another sixteen is meant."""
+    """An index as look-ups take it: itself, or one for each sixteen entries, out of reach where others are meant."""
 
     def __init__(self, n_entries: int, parts: list[Any]) -> None:
         self.n_entries, self.parts = n_entries, parts
@@ -269,7 +269,7 @@ class Shape(NamedTuple):
 
 
 KINDS = ((4, 4), (6, 6), (8, 0))
-"""Tables that are read. (a, b): 2^a entries by a byte's lowest a bits and 2^b by its highest b, added; (8, 0): all 256."""
+"""Tables that are read. (a, b): 2^a entries by a byte's lowest a bits, 2^b by its highest b, added; (8, 0): all 256."""
 
 
 def hot(body: Callable[..., None]) -> Any:

@@ -61,7 +61,7 @@ def fused_words(lanes: int) -> str | None:
 @cache
 def _features() -> frozenset[str]:
     """Of the processor that Numba compiles for: another may have been asked for by NUMBA_CPU_NAME."""
-    if config.CPU_NAME and config.CPU_NAME != llvmlite.binding.get_host_cpu_name():
+    if config.CPU_NAME and llvmlite.binding.get_host_cpu_name() != config.CPU_NAME:
         wide = config.CPU_NAME.startswith(("skylake-avx512", "icelake", "sapphire", "znver4", "znver5"))
         known = ["avx2", "fma", "f16c"] + (["avx512f", "avx512bw", "avx512vl"] if wide else [])
         return frozenset(known)

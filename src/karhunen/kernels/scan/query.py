@@ -1,8 +1,8 @@
 """What becomes of a query before it meets the bytes of a block: turned, taken into the coefficients, rounded.
 
-    turned   R(−n₀) q, pair by pair                                      [row][first | second | rest]
-    product  q′ = turned · A, and coefficients of the mean's term · its basis
-    whole    q′ in steps of its largest / 32767, int16
+turned   R(−n₀) q, pair by pair                                      [row][first | second | rest]
+product  q′ = turned · A, and coefficients of the mean's term · its basis
+whole    q′ in steps of its largest / 32767, int16
 """
 
 from typing import Any
@@ -73,7 +73,9 @@ def _product_tiles(
 
 
 @hot
-def mirror(e: Emitter, shape: Shape, even: Any, odd: Any, stride: Any, n_groups: Any, out: Any, out_stride: Any) -> None:
+def mirror(
+    e: Emitter, shape: Shape, even: Any, odd: Any, stride: Any, n_groups: Any, out: Any, out_stride: Any
+) -> None:
     """Terms of a block from its middle: the first half of a group's places are even + odd, and the second half of the
     group that lies opposite are even − odd, backwards.
 

@@ -4,8 +4,8 @@
     scores            pairs of columns meet pairs of q′ in one product, 32 bits for each token and row
     values            a column meets the tokens' weights, evens and odds apart, 32 bits for each column and row
 
-A group is as many tokens as a vector has bytes. Bytes widen to words as evens and odds, and words of two columns join as
-pairs within each 16 bytes; a group's scores lie in the order that this gives (`place`), and nothing is put back.
+A group is as many tokens as a vector has bytes. Bytes widen to words as evens and odds, and words of two columns join
+as pairs within each 16 bytes; a group's scores lie in the order that this gives (`place`), and nothing is put back.
 """
 
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 from karhunen.kernels.scan.emit import F32, I8, I16, I32, I64, Emitter, Shape, hot
 
 GROUP_ENTRY = 16  # bytes: where a group's first plane lies, and how far apart its planes are
+
+
 def place(i: int, width: int) -> int:
     """Where token i of a group stands among its scores."""
     half, j = width // 2, i // 2
@@ -68,8 +70,8 @@ def _paired(e: Emitter, a: Any, b: Any) -> list[Any]:
 @hot
 def scores(
     e: Emitter, shape: Shape, codes: Any, stride: Any, n_planes: Any, columns: Any,
-    tables: Any, query: Any, query_stride: Any, steps: Any, bases: Any, bias: Any, bias_stride: Any, scale: Any, out: Any,
-    out_stride: Any,
+    tables: Any, query: Any, query_stride: Any, steps: Any, bases: Any, bias: Any, bias_stride: Any, scale: Any,
+    out: Any, out_stride: Any,
 ) -> None:  # fmt: skip
     """out[row] = steps[row] · ⟨q′, columns⟩ + bases[row] + scale · bias[row], of one group; floats, strides in bytes.
 
@@ -168,7 +170,9 @@ def weights(e: Emitter, shape: Shape, scores: Any, n_groups: Any, top: Any, out:
     summed = e.variable(zero.type, zero)
     counted = e.variable(e.constant(I32, lanes, 0).type, e.constant(I32, lanes, 0))
     quarter = lanes // 2
-    together = [k for first in range(0, quarter, 4) for part in (0, quarter) for k in range(part + first, part + first + 4)]
+    together = [
+        k for first in range(0, quarter, 4) for part in (0, quarter) for k in range(part + first, part + first + 4)
+    ]
     with e.loop(e.times(n_groups, 2)) as i:
         weight = e.exp(e.builder.fsub(e.load(F32, lanes, e.at(scores, e.times(i, 4 * lanes))), most))
         summed.set(e.builder.fadd(summed.get(), weight))

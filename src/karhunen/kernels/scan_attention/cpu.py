@@ -4,7 +4,8 @@
     group by group   scores: each column looked up for 16 to 64 tokens at once, then one product for each row
     span by span     softmax; weights in 15 bits; values: each column looked up, then one product for each row
 
-q′ is exact to 2⁻¹⁶ of its largest coefficient, weights to 2⁻¹⁶ of the largest of a span; the sums are whole numbers. Work is cut by (batch, KV head, rows, tokens); partials of token ranges are merged at the end.
+q′ is exact to 2⁻¹⁶ of its largest coefficient, weights to 2⁻¹⁶ of the largest of a span; the sums are whole numbers.
+Work is cut by (batch, KV head, rows, tokens); partials of token ranges are merged at the end.
 """
 
 import threading
@@ -174,8 +175,9 @@ class Bound:
         arrays = {
             "order": laid_out.order, "matrix": laid_out.matrix, "turned_mean": laid_out.turned_mean,
             "basis": laid_out.basis, "key_plane_start": key.plane_start, "key_columns": key.column_start,
-            "key_first_column": key.first_column, "key_bytes": key.bytes, "key_least": laid_out.least, "value_plane_start": value.plane_start,
-            "value_columns": value.column_start, "value_first_column": value.first_column, "value_bytes": value.bytes,
+            "key_first_column": key.first_column, "key_bytes": key.bytes, "key_least": laid_out.least,
+            "value_plane_start": value.plane_start, "value_columns": value.column_start,
+            "value_first_column": value.first_column, "value_bytes": value.bytes,
             "value_scale": value.scale, "value_offset": value.least, "value_coefficient": coefficient,
         }  # fmt: skip
         known = counts | {name: array.ctypes.data for name, array in arrays.items()}

@@ -22,8 +22,8 @@ OF_CALL = (
     "mask", "mask_batch", "hidden_rows", "hidden_tokens", "n_hidden", "hidden_sorted", "mean", "log_sum",
 )  # fmt: skip
 OF_CODEC = (
-    "block", "has_mean", "has_common", "n_order", "n_pairs", "matrix_width", "basis_width", "basis_tokens", "key_width", "value_width",
-    "n_coefficients", "order", "matrix", "matrix_head", "turned_mean", "basis",
+    "block", "has_mean", "has_common", "n_order", "n_pairs", "matrix_width", "basis_width", "basis_tokens", "key_width",
+    "value_width", "n_coefficients", "order", "matrix", "matrix_head", "turned_mean", "basis",
     "key_plane_start", "key_columns", "key_columns_head", "key_first_column", "key_bytes", "key_least",
     "key_least_head", "value_plane_start", "value_columns", "value_columns_head", "value_first_column", "value_bytes",
     "value_scale", "value_offset", "value_coefficient",
@@ -35,8 +35,8 @@ PROBLEM = np.dtype(
 
 PLACES = (
     "query", "turned", "frames", "by_mean", "even", "odd", "bias", "shifted", "whole", "steps", "bases",
-    "commons", "scale", "softcap", "scores", "gained", "weights", "groups", "spans", "key_codes", "value_codes", "sums", "top", "summed",
-    "unit", "shrink", "reference", "total", "mass",
+    "commons", "scale", "softcap", "scores", "gained", "weights", "groups", "spans", "key_codes", "value_codes",
+    "sums", "top", "summed", "unit", "shrink", "reference", "total", "mass",
 )  # fmt: skip
 SCRATCH = np.dtype([(name, np.int64) for name in PLACES])
 

@@ -88,7 +88,9 @@ class ScanFrames:
 
     order: np.ndarray  # int64: where each place of a laid-out query comes from, -1: zero
     n_pairs: int  # padded
-    matrix: np.ndarray  # float32 [head][place][column]: coefficients; if anything, one column for what a block has in common
+    matrix: (
+        np.ndarray
+    )  # float32 [head][place][column]: coefficients; if anything, one column for what a block has in common
     turned_mean: np.ndarray  # float32 [head][2 · n_pairs]: the mean in the middle of a block, as `turn` takes it
     basis: np.ndarray
     basis_tokens: int  # of a block, padded to whole groups
@@ -110,7 +112,14 @@ class ScanFrames:
         n_pairs = padded(len(frames.first), PAD)
         filling = [-1] * (n_pairs - len(frames.first))
         rest = list(frames.rest)
-        places = [*frames.first, *filling, *frames.second, *filling, *rest, *[-1] * (padded(len(rest), PAD) - len(rest))]
+        places = [
+            *frames.first,
+            *filling,
+            *frames.second,
+            *filling,
+            *rest,
+            *[-1] * (padded(len(rest), PAD) - len(rest)),
+        ]
         order = np.array(places, np.int64)
         heads, block = len(frames.matrix), frames.block_tokens
         there = torch.from_numpy(order >= 0)

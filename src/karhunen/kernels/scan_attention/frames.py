@@ -1,6 +1,6 @@
 """How a query becomes coefficients for each block of tokens: the frame of a layer's keys, as kernels read it.
 
-    q′_b = Aᵀ R(−n₀) q,     bias_n = (R(−n₀) q)ᵀ (ν + R(n − n₀) μ),     n₀ the first position of n's block
+q′_b = Aᵀ R(−n₀) q,     bias_n = (R(−n₀) q)ᵀ (ν + R(n − n₀) μ),     n₀ the first position of n's block
 """
 
 from dataclasses import dataclass

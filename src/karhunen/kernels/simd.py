@@ -217,16 +217,6 @@ def subtract(typingctx, a, b):
 
 
 @intrinsic
-def where_less(typingctx, a, b, x, y):
-    """x where a < b, else y, lane by lane."""
-
-    def codegen(context, builder, signature, args):
-        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3])
-
-    return a(a, b, x, y), codegen
-
-
-@intrinsic
 def exp(typingctx, x):
     """e to the power of each lane, to 2 units in the last place; 0 below -87."""
 

@@ -23,7 +23,8 @@ JOB = np.dtype(
         (name, np.int64)
         for name in (
             "batch", "heads", "tokens", "coefficients", "planes", "source", "codes", "plane_start", "column_start",
-            "column", "entries", "half_norms", "refined", "scratch", "scratch_bytes", "items", "next_worker", "next_item",
+            "column", "entries", "half_norms", "refined", "scratch", "scratch_bytes", "items", "next_worker",
+            "next_item",
         )
     ]
 )  # fmt: skip

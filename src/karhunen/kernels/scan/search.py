@@ -2,7 +2,7 @@
 
     byte = the lowest argmin over e of ½‖e‖² − Σ_k x_k e_k
 
-Products are rounded, then subtracted, in the order of the columns: the operations of byte_encode/naive.py and no others,
+Products are rounded, then subtracted, in the order of the columns: the operations of byte_encode/naive.py alone,
 so the bytes are the same. A fused multiply-add would be faster and is not used.
 """
 

@@ -1,6 +1,6 @@
 """Training of tables whose entry is a sum of two look-ups: additive nibbles, and look-ups that overlap.
 
-    entry(byte) = low[byte mod 2^a] + high[byte div 2^(8 − b)],    a + b ≥ 8;  (4, 4): nibbles;  (6, 6): four bits shared
+    entry(byte) = low[byte mod 2^a] + high[byte div 2^(8 − b)],   a + b ≥ 8;  (4, 4): nibbles;  (6, 6): four bits shared
 
 Sixteen entries fit a register (the "fast scan" of product quantization: André et al., 2017). Training alternates the
 nearest of the 256 sums with a least-squares solve for the rows (additive quantization: Babenko & Lempitsky, 2014).

@@ -22,7 +22,7 @@ def piece(n: int, b: int, h: int, d: int, e: int, generator: torch.Generator) ->
 
 
 @pytest.mark.parametrize("with_coded", [False, True])
-@pytest.mark.parametrize("sizes", [(4, 128, 3), (0, 9), (1,), (8, 0, 0)])
+@pytest.mark.parametrize("sizes", [(4, 128, 3), (0, 9), (1,), (8, 0, 0), (15, 17, 1), (33, 31, 127)])
 @pytest.mark.parametrize(("b", "h", "r", "d", "e"), [(1, 3, 3, 64, 64), (2, 1, 5, 80, 36), (1, 2, 1, 7, 3)])
 def test_kernel_equals_naive(
     b: int, h: int, r: int, d: int, e: int, sizes: tuple[int, ...], with_coded: bool, nan_filled_memory: None

@@ -199,7 +199,6 @@ def test_an_entry_is_the_sum_of_two_rows_times_its_scale() -> None:
     low, high = torch.arange(16, dtype=torch.int8)[:, None], 2 * torch.arange(16, dtype=torch.int8)[:, None]
     entries = Lookups(low, high, torch.tensor([0.5])).entries()
     assert entries[0x35, 0] == (5 + 2 * 3) * 0.5
-    shared = Lookups(
-        torch.arange(64, dtype=torch.int8)[:, None], torch.arange(64, dtype=torch.int8)[:, None], torch.ones(1)
-    )
+    rows = torch.arange(64, dtype=torch.int8)[:, None]
+    shared = Lookups(rows, rows, torch.ones(1))
     assert shared.entries()[0b10110101, 0] == 0b110101 + 0b101101

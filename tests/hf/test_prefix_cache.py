@@ -116,8 +116,26 @@ def test_a_damaged_page_is_a_miss_that_is_counted_and_replaced(family: str, tmp_
     assert fresh.last.n_restored == (16 if family == "llama" else 0)
     assert fresh.store.counts.refusals == 1
     assert "checksum" in fresh.store.counts.last_reason
+    assert "checksum" in fresh.last.reason, "why no more was restored"
     assert said(fresh, ids) == plain
     assert fresh.last.n_restored == 48
+
+
+def test_pages_behind_a_missing_one_stay_as_they_were_made() -> None:
+    """Those were coded from exact vectors; what is read after a decoded prefix must not take their place."""
+    store, ids = MemoryStore(), tokens(1, 60)
+    prefix = over(store, name="int4")
+    said(prefix, ids, max_new_tokens=1)
+    keys = prefix.keys(ids[0].tolist())
+    behind = {key: store.get(key) for key in keys[2:] if store.has(key)}
+    assert behind
+    store.remove(keys[1])
+    said(prefix, ids, max_new_tokens=1)
+    assert prefix.last is not None
+    assert prefix.last.n_restored == PAGE
+    assert prefix.last.n_pages_stored == 1
+    assert {key: store.get(key) for key in behind} == behind
+    assert store.has(keys[1])
 
 
 def test_a_missing_page_or_state_is_never_half_a_hit() -> None:
@@ -163,6 +181,8 @@ def test_a_store_that_is_away_costs_reading_and_nothing_else() -> None:
     assert said(prefix, ids) == generate(model_of("llama"), ids, n=8)
     assert prefix.store.counts.failures > 0
     assert "ConnectionError" in prefix.store.counts.last_reason
+    assert prefix.last is not None
+    assert "the store failed: ConnectionError" in prefix.last.reason
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 32, 33])

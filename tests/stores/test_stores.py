@@ -148,6 +148,14 @@ def test_a_store_that_fails_is_a_miss_and_says_so(tmp_path: Path) -> None:
         assert words in counts.last_reason
 
 
+def test_what_is_no_store_is_refused_at_once() -> None:
+    """In an interpreter without the types' checks of tests, as users have it: a path would be a miss for ever."""
+    source = "from karhunen.stores import Counted\ntry: Counted('pages')\nexcept TypeError as error: print(error)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("'pages' is no store")
+
+
 def test_everything_is_counted() -> None:
     store = Counted(MemoryStore())
     store.put("one", bytes(10))

@@ -111,11 +111,13 @@ class PrefixCache:
     def restore(self, tokens: Sequence[int], keys: Sequence[str] | None = None) -> tuple[DynamicCache, int, str]:
         """(a cache, how many tokens it holds, why not more): the longest stored prefix that leaves a token to read."""
         usable = list(self.keys(tokens) if keys is None else keys)[: max(0, len(tokens) - 1) // self.page_tokens]
+        wanted, refusal = len(usable), ""
         reason = "" if usable else f"a prompt of {len(tokens)} tokens has no page of {self.page_tokens} to restore"
         if not self.pages.layers:
             usable, reason = [], f"no layer of this {type(self.model).__name__} keeps all tokens and nothing else"
         while usable:
             found, reason = self._found(usable)
+            reason = refusal or reason
             if not found:
                 break
             pages, state = found
@@ -124,22 +126,21 @@ class PrefixCache:
                 self._fill(cache, pages, state)
             except _Refused as refused:
                 self.store.refuse(refused.key, str(refused))
-                reason = str(refused)
+                reason = refusal = str(refused)
                 usable = usable[: refused.page]
                 continue
-            return cache, len(pages) * self.page_tokens, reason if len(pages) < len(usable) else ""
+            return cache, len(pages) * self.page_tokens, reason if len(pages) < wanted else ""
         return dense_cache(self.model), 0, reason
 
     def keep(self, tokens: Sequence[int], cache: DynamicCache, n_restored: int = 0) -> int:
         """Store the pages of `tokens` that `cache` holds and the store does not; how many."""
         n_tokens = min(len(tokens), cache.get_seq_length())
         keys = self.keys(tokens[:n_tokens])
-        first = n_restored // self.page_tokens
-        while first < len(keys) and self.store.has(keys[first]):
-            first += 1
-        if first >= len(keys) or not self.pages.layers:
+        new = [i for i in range(n_restored // self.page_tokens, len(keys)) if not self.store.has(keys[i])]
+        if not new or not self.pages.layers:
             return 0
-        run = slice(first * self.page_tokens, len(keys) * self.page_tokens)
+        first = new[0]
+        run = slice(first * self.page_tokens, (new[-1] + 1) * self.page_tokens)
         layers: dict[int, tuple[Tensor, Tensor]] = {}
         for index in self.pages.layers:
             layer: Any = cache.layers[index]
@@ -149,13 +150,14 @@ class PrefixCache:
         except ValueError as error:  # NaN, or vectors of another dtype under autocast: the text is there all the same
             self.store.failed(str(error))
             return 0
-        return sum(self.store.kept(key, page) for key, page in zip(keys[first:], made, strict=True))
+        # a page that is there stays: it may be of exact vectors where these were read after a decoded prefix
+        return sum(self.store.kept(keys[i], made[i - first]) for i in new)
 
     def _found(
         self, keys: Sequence[str]
     ) -> tuple[tuple[list[tuple[str, bytes]], tuple[str, bytes] | None] | None, str]:
         """Pages of the longest prefix, and the state behind it where one is needed; or None and why."""
-        state, reason = None, ""
+        state, reason, n_failures = None, "", self.store.counts.failures
         if self.stateful:
             ends = [i for i, key in enumerate(keys, start=1) if self.store.has(_state_key(key))]
             while ends and state is None:
@@ -166,16 +168,15 @@ class PrefixCache:
                     continue
                 state = key, data
             if state is None:
-                return (
-                    None,
-                    f"layers {list(self.stateful)} keep no tokens, and no state of theirs is stored for this prefix",
+                return None, self._failed_since(n_failures) or (
+                    f"layers {list(self.stateful)} keep no tokens, and no state of theirs is stored for this prefix"
                 )
             keys = keys[: ends[-1]]
         pages: list[tuple[str, bytes]] = []
         for i, key in enumerate(keys):
             data = self.store.get(key)
             if data is None:
-                reason = f"page {i} of {len(keys)} is not in the store"
+                reason = self._failed_since(n_failures) or f"page {i} of {len(keys)} is not in the store"
                 break
             pages.append((key, data))
         if not pages:
@@ -185,6 +186,11 @@ class PrefixCache:
                 return shorter[0], reason
             return None, f"{reason}, and no state is stored before it"
         return (pages, state), reason
+
+    def _failed_since(self, n_failures: int) -> str:
+        """That the store failed, and how, if it did: a miss for that reason is no sign that nothing was stored."""
+        counts = self.store.counts
+        return f"the store failed: {counts.last_reason}" if counts.failures > n_failures else ""
 
     def _fill(self, cache: DynamicCache, pages: Sequence[tuple[str, bytes]], state: tuple[str, bytes] | None) -> None:
         """Pages and state into a new cache; `_Refused` at the first that is not ours."""

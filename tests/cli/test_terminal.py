@@ -169,6 +169,17 @@ def test_a_progress_bar_says_how_far_how_fast_and_what_is_left() -> None:
         assert all(len(bar) >= 5 for bar, *_ in said)
 
 
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_a_terminal_that_does_not_know_its_size_is_taken_for_80_columns(
+    term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `ssh -tt` or `docker run -t` without a terminal on the other side."""
+    monkeypatch.setenv("TERM", term)
+    shown = run_in_terminal(["recipes"], 0)
+    assert_readable(shown, 80)
+    assert "karhunen" in shown.text
+
+
 def test_recipes_are_readable_in_a_narrow_terminal() -> None:
     shown = run_in_terminal(["recipes"], 60)
     words = set(shown.text.split())

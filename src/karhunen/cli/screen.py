@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+USUAL_WIDTH, USUAL_HEIGHT = 80, 24  # of a terminal that does not know its own
 PLAIN_WIDTH = 140  # columns where there is no terminal to ask
 PLAIN_INTERVAL_SECONDS = 10.0  # between progress lines where there is no terminal to redraw
 LEAST_BAR, WIDEST_BAR = 8, 40  # columns of a bar
@@ -158,7 +159,8 @@ def _console(stream: Any) -> Console:
         file=stream, width=None if is_terminal else PLAIN_WIDTH, force_terminal=is_terminal, highlight=False
     )
     if console.is_dumb_terminal:  # rich takes these for 80 columns wide, whatever they are
-        console.size = ConsoleDimensions(*os.get_terminal_size(stream.fileno()))
+        size = os.get_terminal_size(stream.fileno())  # zeros where nobody has said: ssh -tt, docker -t, script
+        console.size = ConsoleDimensions(size.columns or USUAL_WIDTH, size.lines or USUAL_HEIGHT)
     return console
 
 

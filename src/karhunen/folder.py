@@ -123,6 +123,8 @@ def read_folder(folder: Path, format_name: str, *versions: int) -> tuple[dict[st
 
 
 def _check_config(folder: Path, config: dict[str, Any], format_name: str, versions: tuple[int, ...]) -> None:
+    if "format" not in config:
+        raise ValueError(f"{folder} holds no {format_name}: its {CONFIG} is another program's, such as a model's")
     if config.get("format") != format_name:
         raise ValueError(f"{folder} holds {config.get('format')!r}, not {format_name!r}")
     found = config.get("version")

@@ -126,6 +126,28 @@ def test_a_prompt_comes_from_one_place_and_is_not_empty(
     assert_refused(karhunen(*start, "-p", "  "), "empty")
     assert_refused(karhunen(*start, "-p", "x" * 600), "positions")
     assert_refused(karhunen(*start, "-p", "x", "--top-p", "0"), "top_p")
+    (tmp_path / "picture.txt").write_bytes(b"\x89PNG")
+    assert_refused(karhunen(*start, "--prompt-file", tmp_path / "picture.txt"), "picture.txt", "UTF-8")
+
+
+def test_numbers_that_are_none_are_refused_in_our_words(
+    karhunen: Command, codec_folder: Path, model_folder: Path
+) -> None:
+    start = ["generate", "--codec", codec_folder, "--model", model_folder, "-p", "x"]
+    assert_refused(karhunen(*start, "--seed", str(2**70)), "seed", "2^63")
+    for bits in ("nan", "inf", "-1"):
+        assert_refused(karhunen("bench", "--bits", bits), f"--bits {bits}")
+
+
+def test_an_option_of_a_recipe_given_twice_is_refused(karhunen: Command, model_folder: Path, tmp_path: Path) -> None:
+    done = karhunen(
+        "calibrate", "--model", model_folder, "--recipe", "int4:bits=4,group=8,group=16", "-o", tmp_path / "x"
+    )
+    assert_refused(done, "'group'", "twice")
+
+
+def test_a_model_given_for_a_codec_is_named_as_one(karhunen: Command, model_folder: Path) -> None:
+    assert_refused(karhunen("inspect", model_folder), "karhunen-codec", "another program's")
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_any_work(

@@ -38,6 +38,8 @@ def run(wanted: Wanted, output: Path | None, as_json: bool) -> None:
         raise ValueError(
             "--codec times its own model at batch 1; leave --shape, --batch, --bits and --tables out, or --codec"
         )
+    if wrong := [bits for bits in wanted.bits if not 0 < bits < float("inf")]:
+        raise ValueError(f"--bits {wrong[0]:g} is no number of bits per element; give one above 0")
     for tables in wanted.tables:
         refuse_unless_one_of("--tables", tables, tuple(INDEX_BITS))
     import torch

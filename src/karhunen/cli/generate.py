@@ -102,7 +102,10 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None:
         return prompt
     if prompt_file is not None:
-        return prompt_file.read_text(encoding="utf-8")
+        try:
+            return prompt_file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{prompt_file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if sys.stdin.isatty():
         raise ValueError("no prompt: give --prompt, --prompt-file, or text on stdin")
     return sys.stdin.read()

@@ -40,6 +40,8 @@ class Sampling:
                 f"temperature={self.temperature}, top_p={self.top_p}, top_k={self.top_k}: "
                 "use temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0"
             )
+        if self.seed is not None and not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"seed={self.seed} is no seed; use 0 to 2^63 - 1")
 
     def arguments(self) -> dict[str, Any]:
         """For transformers' `generate`; what the model's own settings say of sampling is overruled."""

@@ -35,6 +35,8 @@ def make(text: str, **options: Any) -> Recipe:
         key, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"option {pair!r} of recipe {name} has no value; write {pair}=...")
+        if key.strip() in options:
+            raise ValueError(f"option {key.strip()!r} of recipe {name} was given twice; give it once")
         options[key.strip()] = _literal(value.strip())
     known = inspect.signature(function).parameters
     if unknown := sorted(options.keys() - known.keys()):

@@ -15,6 +15,8 @@ from karhunen.attention.reader import LEAST_FOLDED_TOKENS, Reader, reader_of
 from karhunen.codec import LayerCodec
 from karhunen.fitting import fit
 from karhunen.frames.rope_frame import RopeFrame
+from karhunen.packing.bit_fields import BitFields
+from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.quantizers.byte_vq import ByteVQ, TableKind
 from karhunen.quantizers.group_vq import GroupVQ
 from karhunen.recipe import Recipe, Side
@@ -126,6 +128,27 @@ def test_reading_bytes_equals_decoding_them(name: str, m: int, nan_filled_memory
     codec, held = layer(RECIPES[name], t=90, b=2)
     assert held.n_coded > 0
     assert_equal(codec, held, queries(2, m))
+
+
+@pytest.mark.parametrize("slot", ["key", "value"])
+def test_a_side_without_a_byte_is_read_as_its_mean(slot: str) -> None:
+    """As where a budget leaves nothing for the keys or the values of a layer."""
+    full = codec_of(RECIPES["block_centered"])
+    side = full.side(slot)  # type: ignore[arg-type]
+    q = side.quantizer
+    assert isinstance(q, ByteQuantizer)
+    bare = replace(
+        q, plane_group=q.plane_group[:0], plane_size=q.plane_size[:0], coordinates=q.coordinates[:0],
+        low=q.low[:, :0], high=q.high[:, :0], scale=q.scale[:0],
+    )  # fmt: skip
+    codec = replace(full, **{slot: replace(side, quantizer=bare, layout=BitFields(()))})
+    store = LayerStore(codec, WINDOW)
+    store.append(*cached(SMALL, 1, 90))
+    held = store.snapshot()
+    assert held.packed is not None
+    assert held.packed[slot].planes.shape[1] == 0  # type: ignore[index]
+    assert reader_of(codec, held).mode == "bytes"
+    assert_equal(codec, held, queries(1, 1))
 
 
 @pytest.mark.parametrize("name", FROM_BYTES)

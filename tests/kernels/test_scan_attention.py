@@ -127,6 +127,42 @@ def test_every_kind_of_table_is_read(kind: tuple[int, int], width: int) -> None:
     check(Example(kind=kind, t=200), width)
 
 
+def without(side: CodedTokens, head: int, n_heads: int) -> CodedTokens:
+    """One head of these has no plane."""
+    tables, lookups = side.tables, side.tables.lookups
+    assert lookups is not None
+    per_head = tables.n_planes // n_heads
+    planes = [j for j in range(tables.n_planes) if j // per_head != head]
+    sizes = [tables.column_start[j + 1] - tables.column_start[j] for j in planes]
+    mine = [torch.arange(tables.column_start[j], tables.column_start[j + 1]) for j in planes]
+    columns = torch.cat([torch.empty(0, dtype=torch.int64), *mine])
+    fewer = ByteTables.of_lookups(
+        Lookups(lookups.low[:, columns], lookups.high[:, columns], lookups.scale[columns]),
+        tables.coefficient[columns],
+        tuple(accumulate(sizes, initial=0)),
+        tuple(accumulate((per_head * (i != head) for i in range(n_heads)), initial=0)),
+        tables.n_coefficients,
+    )
+    return replace(side, codes=side.codes[:, planes], tables=fewer)
+
+
+@needs_cpu
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("n_heads", "head"), [(1, 0), (2, 0), (2, 1)])
+def test_a_head_without_a_byte_has_scores_of_the_bias_alone_and_a_mean_of_zero(
+    n_heads: int, head: int, width: int, nan_filled_memory: None
+) -> None:
+    example = Example(h=n_heads)
+    query, frames = example.query(), example.frames()
+    keys, values = (without(example.side(seed), head, n_heads) for seed in (2, 3))
+    settings = {"first_position": 4, "scale": 0.25}
+    expected = naive.scan_attention(query.double(), keys, values, frames, **settings)
+    actual = cpu.scan_attention(query, keys, values, frames, n_threads=1, width=width, **settings)
+    assert not actual.mean[:, head].any()
+    assert_near(actual.mean, expected.mean, cpu.TOLERANCE)
+    assert_near(actual.log_sum, expected.log_sum, cpu.TOLERANCE)
+
+
 @needs_cpu
 @pytest.mark.parametrize("width", WIDTHS)
 def test_masks_hide_tokens(width: int) -> None:

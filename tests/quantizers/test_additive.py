@@ -33,7 +33,7 @@ def test_added_look_ups_beat_a_product_code_of_the_same_rows() -> None:
 
 @pytest.mark.parametrize("bits", [NIBBLES, OVERLAPPING])
 def test_sums_of_known_choices_are_recovered_to_the_noise(bits: tuple[int, int]) -> None:
-    """One solve: n samples of noise σ leave each sum within about σ / √(n / 256), and the ridge a little more."""
+    """One least-squares solve: n samples of noise σ leave each sum within σ / √(n / 256), the ridge a little more."""
     n, noise = 65536, 0.1
     choice = row_choice(bits)
     planted = choice.float() @ normal(choice.shape[1], 3, seed=1)

@@ -1,4 +1,4 @@
-"""From planes (which coefficients share a symbol, in which stage, at how many bits) to a trained `VectorQuantizer`.
+"""From planes (which coefficients share a symbol, in which stage, at how many bits) to trained tables.
 
 stage 0 is trained on the coefficients, stage k on what the stages before it left over
 """

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from karhunen import kernels
+from karhunen.kernels.scan import isa
+from karhunen.kernels.scan.emit import Shape
 from karhunen.kernels.sources import sources
 
 
@@ -24,10 +26,20 @@ def compiled() -> dict[str, Any]:
 
 def test_what_is_kept_names_its_sources() -> None:
     kept = {name: f for name, f in compiled().items() if type(f._cache).__name__ != "NullCache"}
-    assert len(kept) == 4
+    assert len(kept) == 3
     for name, function in kept.items():
         closure = [cell.cell_contents for cell in function.py_func.__closure__ or ()]
         assert closure == [sources()], name
+
+
+@pytest.mark.parametrize("name", ["scan_attention.cpu_loop", "byte_encode.cpu"])
+def test_what_threads_call_names_its_sources_too(name: str) -> None:
+    module = pytest.importorskip(f"karhunen.kernels.{name}")
+    token = Shape(1, isa.widths()[0]).token
+    function = module._compiled(token, sources())
+    assert type(function._cache).__name__ != "NullCache"
+    closure = [cell.cell_contents for cell in function._pyfunc.__closure__ or ()]
+    assert sorted(map(str, closure)) == sorted([str(token), sources()])
 
 
 def test_other_sources_make_another_key() -> None:

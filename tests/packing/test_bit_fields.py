@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -24,6 +24,7 @@ def _planes(widths: list[int], symbols: Tensor) -> Tensor:
     return planes
 
 
+@settings(deadline=None)  # how long an example takes is the machine's affair
 @given(
     st.one_of(
         st.lists(st.integers(0, 16), min_size=1, max_size=20),

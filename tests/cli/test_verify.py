@@ -63,7 +63,7 @@ def test_a_good_codec_passes_and_carries_its_card(
 
 
 def test_a_codec_that_ruins_answers_fails_with_exit_code_3(
-    karhunen: Command, codecs: dict[str, Path], model_folder: Path, text_file: Path
+    karhunen: Command, codecs: dict[str, Path], model_folder: Path, text_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = ["verify", codecs["coarse"], "--model", model_folder, "--text", text_file, *SMALL, "--max-kl", 0]
     dry = karhunen(*words, "--dry-run", "--json")
@@ -76,6 +76,9 @@ def test_a_codec_that_ruins_answers_fails_with_exit_code_3(
     assert "failed" in done.out
     assert "not good enough" in done.out
     assert "failed" in karhunen("inspect", codecs["coarse"]).out
+    caplog.clear()
+    shown = karhunen("generate", "--codec", codecs["coarse"], "--model", model_folder, "-p", "x", "--max-new-tokens", 1)
+    assert f"{shown.err}{caplog.text}".count("NOT good enough") == 1, "a warning is given once"
 
 
 def test_a_card_is_not_kept_by_another_codec(codecs: dict[str, Path], tmp_path: Path) -> None:

@@ -43,7 +43,10 @@ def run(
     with Screen(as_json).open() as screen:
         model, tokenizer = load_model(screen, model_name, dtype)
         model.set_attn_implementation(attention)
-        screen.log(codec.card.line if codec.card else "this codec has no report card: `karhunen verify` makes one")
+        if codec.card is None:
+            screen.log("this codec has no report card: `karhunen verify` makes one")
+        elif codec.card.passed:  # of one that is not good enough, loading has warned
+            screen.log(codec.card.line)
         settings: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "sampling": sampling,

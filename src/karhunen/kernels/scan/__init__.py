@@ -1,1 +1,1 @@
-"""Scanning additive nibbles on a CPU: the vector code behind karhunen.kernels.scan_attention."""
+"""Scanning bytes by look-ups in registers of a CPU: the vector code behind karhunen.kernels.scan_attention."""

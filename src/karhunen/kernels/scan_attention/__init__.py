@@ -1,4 +1,4 @@
-"""Attention read from bytes whose tables are look-ups of int8, frames of the query included: one call for a layer's decode step.
+"""Attention read from bytes that are looked up as int8, frames of the query included: one call for a layer's step.
 
 | path | file | where |
 |---|---|---|

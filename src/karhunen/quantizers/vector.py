@@ -97,7 +97,7 @@ class VectorQuantizer(Quantizer):
             planes = [j for j, k in enumerate(keys) if k == key]
             columns = [self.plane_coordinates(j) + int(self.plane_group[j]) * self.c for j in planes]
             tables = torch.stack([self.table(j) for j in planes])
-            found.append(Bucket(torch.tensor(planes), torch.stack(columns), tables))
+            found.append(Bucket(torch.tensor(planes, device=self.entries.device), torch.stack(columns), tables))
         return tuple(found)
 
     @cached_property

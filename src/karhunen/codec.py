@@ -274,12 +274,12 @@ class Codec:
 
 def is_finite(x: Tensor) -> bool:
     """No NaN, no infinity: both come through in the extremes, which one pass finds. Waits for the device of `x`."""
-    return x.numel() == 0 or all(math.isfinite(end) for end in extremes(x).tolist())
+    return all(math.isfinite(end) for end in extremes(x).tolist())
 
 
 def extremes(x: Tensor) -> Float[Tensor, " 2"]:
     """The smallest and the largest number, NaN if one is."""
-    return torch.stack(x.aminmax())
+    return torch.stack(x.aminmax()) if x.numel() else x.new_zeros(2)
 
 
 def as_written(device: torch.device) -> AbstractContextManager[Any]:

@@ -37,6 +37,18 @@ def uploaded(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=True)
 
 
+def answers(*questions: Tensor) -> tuple[Tensor, ...]:
+    """The numbers of small tensors of one device, on the host; waits for that device, once for all of them. What comes
+    from another device comes in float64."""
+    if all(map(on_host, questions)):
+        return questions
+    if not computes_float64(questions[0].device):
+        return tuple(x.to(HOST).double() for x in questions)
+    flat = torch.cat([x.flatten().double() for x in questions]).to(HOST)
+    parts = flat.split([x.numel() for x in questions])
+    return tuple(part.view(x.shape) for part, x in zip(parts, questions, strict=True))
+
+
 def device_of(value: Any) -> torch.device | None:
     """Where the first tensor of a frozen value lies; None if it holds none."""
     if isinstance(value, Tensor):

@@ -183,10 +183,10 @@ def _read(codec: LayerCodec, window: Window, slot: Slot, seen: Observation, plac
     """Vectors as a cache would give them back: coded in `place`, but for the tokens kept exact by their norm."""
     x = seen.key if slot == "key" else seen.value
     back = x[:1].clone()
-    coded = codec.side(slot).distort(x[:1, :, place], seen.positions[:1, place]).to(x)
+    coded = codec.to(x.device).side(slot).distort(x[:1, :, place], seen.positions[:1, place]).to(x)
     if codec.exceptions is not None:
         group = window.group_tokens(codec.granule_tokens)
-        kept = codec.exceptions.exact(seen.key[:1, :, place], seen.value[:1, :, place], group)
+        kept = codec.exceptions.exact(seen.key[:1, :, place], seen.value[:1, :, place], group).to(x.device)
         coded = torch.where(kept[:, None, :, None], x[:1, :, place], coded)
     back[:, :, place] = coded
     return back[0]

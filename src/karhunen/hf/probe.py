@@ -110,7 +110,9 @@ def probe_tokens(model: nn.Module, n_tokens: int = N_PROBE_TOKENS) -> Int[Tensor
     size = int(getattr(config, "vocab_size", 0) or 0)
     if size < 2:
         raise ValueError(f"{type(model).__name__} has no vocabulary to probe it with")
-    ids = torch.randperm(size, generator=torch.Generator(HOST).manual_seed(0))[: n_tokens + len(special)].tolist()
+    ids = torch.randperm(size, generator=torch.Generator(HOST).manual_seed(0), device=HOST)[
+        : n_tokens + len(special)
+    ].tolist()
     ordinary = [i for i in ids if i not in special] or ids
     return torch.tensor([(ordinary * n_tokens)[:n_tokens]], device=HOST)
 

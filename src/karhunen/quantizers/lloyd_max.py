@@ -8,7 +8,7 @@ the gain, a rotated vector's coordinates have unit variance).
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import final
 
 import torch
@@ -69,7 +69,7 @@ class LloydMaxQuantizer(Quantizer):
     @property
     def widths(self) -> tuple[int, ...]:
         """Of the kept coefficients, head group by head group."""
-        return tuple(int(w) for w in self.bits.flatten() if w > 0)
+        return self._widths
 
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `gain` [b g t], where there is one."""
@@ -79,7 +79,7 @@ class LloydMaxQuantizer(Quantizer):
             y, side["gain"] = split_gain(y, self.gain)
         rows = (y / self.sigma[:, None].double()).transpose(-2, -1).flatten(1, 2)
         symbols = torch.empty(rows.shape[0], len(self.widths), rows.shape[-1], dtype=torch.int32, device=y.device)
-        for width, at, kept in self._by_width():
+        for width, at, kept in self._by_width:
             _, borders = gaussian_levels(width)
             symbols[:, at] = torch.bucketize(rows[:, kept].contiguous(), uploaded(borders, y.device)).int()
         return Codes(symbols, side)
@@ -89,12 +89,17 @@ class LloydMaxQuantizer(Quantizer):
         g, c = self.bits.shape
         b, _, t = codes.symbols.shape
         rows = torch.zeros(b, g * c, t, device=codes.symbols.device)
-        for width, at, kept in self._by_width():
+        for width, at, kept in self._by_width:
             levels, _ = gaussian_levels(width)
             rows[:, kept] = uploaded(levels.float(), rows.device)[codes.symbols[:, at]]
         y = rows.unflatten(1, (g, c)).transpose(-2, -1) * self.sigma[:, None]
         return apply_gain(y, codes.side["gain"]) if self.gain != "none" else y
 
+    @cached_property
+    def _widths(self) -> tuple[int, ...]:
+        return tuple(w for w in self.bits.flatten().tolist() if w > 0)
+
+    @cached_property
     def _by_width(self) -> list[tuple[int, Tensor, Tensor]]:
         kept = self.bits.flatten().nonzero().squeeze(-1)
         widths = self.bits.flatten()[kept]

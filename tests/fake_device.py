@@ -119,6 +119,8 @@ class FakeDevice(TorchDispatchMode):
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         fakes = [x for x in tensors if isinstance(x, FakeTensor)]
         wanted = kwargs.get("device")
+        if not tensors and _in_backward():
+            wanted = self.device
         if not fakes and (wanted is None or torch.device(wanted).type != self.device.type):
             return func(*args, **kwargs)
         if name not in MOVES:
@@ -185,6 +187,16 @@ def fake_device(float64: bool = True, triton: bool = False) -> Iterator[FakeDevi
         torch.cuda._lazy_init, triton_launch.INTERPRETED = own, interpreted
         torch._C._set_only_lift_cpu_tensors(False)
         _forget()
+
+
+def _in_backward() -> bool:
+    """Whether the gradient of an operation asks, which fills with zeros what it takes to lie on the host."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and any(part in frame.f_code.co_filename for part in ("/torch/", "fake_device.py")):
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _moved(x: FakeTensor, *args: Any, **kwargs: Any) -> Tensor:

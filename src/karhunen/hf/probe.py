@@ -6,7 +6,7 @@ The forward is the model's own; it runs in evaluation mode, without gradients, a
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Float, Int
@@ -64,7 +64,12 @@ def cache_argument(model: nn.Module) -> str:
 
 def parameters(model: nn.Module) -> frozenset[str]:
     """Names of the arguments of a model's forward."""
-    return frozenset(inspect.signature(model.forward).parameters)
+    return frozenset(inspect.signature(uncompiled(model).forward).parameters)
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model that `torch.compile` has wrapped, which shares its weights; any other as it is."""
+    return cast("nn.Module", getattr(model, "_orig_mod", model))
 
 
 @contextmanager
@@ -87,7 +92,9 @@ def forward(model: nn.Module, cache: Any, input_ids: Int[Tensor, "b t"], **argum
         arguments["logits_to_keep"] = 1
     device = next(model.parameters()).device
     tensors = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
-    return model(input_ids=input_ids.to(device), use_cache=True, **{cache_argument(model): cache}, **tensors)
+    return uncompiled(model)(
+        input_ids=input_ids.to(device), use_cache=True, **{cache_argument(model): cache}, **tensors
+    )
 
 
 def updates(model: nn.Module, input_ids: Int[Tensor, "b t"], **arguments: Any) -> dict[int, Update]:

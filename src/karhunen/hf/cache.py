@@ -21,10 +21,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from karhunen.attention.reader import reader_of
 from karhunen.codec import Codec, LayerCodec
 from karhunen.device import HOST
-from karhunen.hf.attention import NAME, NOT_TRACED
+from karhunen.hf.attention import NAME
 from karhunen.hf.describe import identity_of
 from karhunen.hf.history import History, HistoryTensor, Masks
-from karhunen.hf.probe import text_config, uncompiled
+from karhunen.hf.probe import text_config, uncompiled, untraced
 from karhunen.hf.queries import show_queries
 from karhunen.statistics.need import SLOTS
 from karhunen.store.account import Account
@@ -85,7 +85,7 @@ class CompressedLayer(DynamicLayer):
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
-    @torch.compiler.disable(reason=NOT_TRACED)
+    @untraced
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add tokens; returns keys and values of all tokens so far, the new ones exact. Where attention reads bytes
         the tensors returned hold no numbers (karhunen.hf.history)."""
@@ -296,7 +296,7 @@ class CompressedCache(Cache):
         return twin
 
 
-@torch.compiler.disable(reason=NOT_TRACED)
+@untraced
 def _note_offsets(
     cache_ref: "weakref.ref[CompressedCache]", module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:

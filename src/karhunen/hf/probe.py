@@ -6,7 +6,8 @@ The forward is the model's own; it runs in evaluation mode, without gradients, a
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast, final
+from functools import wraps
+from typing import Any, TypeVar, cast, final
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +17,8 @@ from transformers import DynamicCache
 from karhunen.device import HOST
 
 Update = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]  # keys, values; sizes differ between layers
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 N_PROBE_TOKENS = 10
 
@@ -65,6 +68,18 @@ def cache_argument(model: nn.Module) -> str:
 def parameters(model: nn.Module) -> frozenset[str]:
     """Names of the arguments of a model's forward."""
     return frozenset(inspect.signature(uncompiled(model).forward).parameters)
+
+
+def untraced(function: F) -> F:
+    """Left to Python by `torch.compile`, whose graph breaks there: what decides on the host what is coded and read.
+    torch's own wrapper costs microseconds a call, so it stands only where something is traced."""
+    left = torch.compiler.disable(function)
+
+    @wraps(function)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return left(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
+
+    return cast("F", either)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol, cast, final, runtime_checkable
 
-import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from karhunen.hf.attention import NOT_TRACED
 from karhunen.hf.capture import Attention, routed_attention
+from karhunen.hf.probe import untraced
 from karhunen.store.layer_store import LayerStore
 from karhunen.windows.score import Queries
 
@@ -46,7 +45,7 @@ def show_queries(model: nn.Module, cache: "weakref.ref[Any]") -> ExitStack:
         pass  # refuses a model that cannot be routed here rather than inside the first forward
     running = ExitStack()
 
-    @torch.compiler.disable(reason=NOT_TRACED)
+    @untraced
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         held = cache()
         if held is None or not any(value is held for value in (*args, *kwargs.values())):
@@ -55,7 +54,7 @@ def show_queries(model: nn.Module, cache: "weakref.ref[Any]") -> ExitStack:
         if waiting:
             running.enter_context(routed_attention(model, _Shown(waiting).attend))
 
-    @torch.compiler.disable(reason=NOT_TRACED)
+    @untraced
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         running.close()
 
@@ -78,7 +77,6 @@ class _Shown:
     def __init__(self, waiting: dict[int, Reader]) -> None:
         self.waiting = waiting
 
-    @torch.compiler.disable(reason=NOT_TRACED)
     def attend(self, attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
         """What the model's own implementation gives; the layer whose keys are read is shown the queries first."""
         layer = self.waiting.pop(getattr(attention.module, "layer_idx", -1), None)

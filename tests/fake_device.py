@@ -84,13 +84,15 @@ class FakeTensor(Tensor):
 
 
 class FakeDevice(TorchDispatchMode):
-    """A CUDA device as far as anybody can see; `waits` names what karhunen made the host wait for, and the line."""
+    """A CUDA device as far as anybody can see; `waits` names what karhunen made the host wait for, and
+    the line; `widest` counts the bytes of the largest tensor in float32 or float64 that was made."""
 
     def __init__(self, float64: bool = True) -> None:
         super().__init__()
         self.device = torch.device("cuda", 0)
         self.float64 = float64
         self.waits: list[str] = []
+        self.widest = 0
 
     def take(self, x: Tensor) -> FakeTensor:
         """`x` there, without a copy."""
@@ -141,6 +143,8 @@ class FakeDevice(TorchDispatchMode):
             return x
         if x.dtype == torch.float64 and not self.float64:
             raise TypeError(f"{self.device.type} has no float64")
+        if x.dtype in (torch.float32, torch.float64):
+            self.widest = max(self.widest, x.untyped_storage().nbytes())
         return FakeTensor(x, self)
 
     def _refuse_mixing(self, name: str, tensors: list[Tensor]) -> None:

@@ -29,6 +29,7 @@ from karhunen.kernels.paths import available, fastest, forced
 from karhunen.recipes import make
 from karhunen.recipes import names as recipe_names
 from karhunen.statistics.need import SLOTS
+from karhunen.store import snapshot
 from karhunen.store.layer_store import LayerStore
 from karhunen.windows.base import Window
 from karhunen.windows.small_norm import NormBelow
@@ -249,6 +250,27 @@ def test_attention_error_is_measured_there(device: FakeDevice) -> None:
     found = [attention_errors(made, capture(model, tokens(1, 60)[0], n_queries=8)) for model in models]
     for ours, theirs in zip(*found, strict=True):
         assert ours.output_error == pytest.approx(theirs.output_error, rel=1e-4)
+
+
+@pytest.mark.parametrize(("name", "attention"), [("karhunen", "karhunen"), ("kivi", "karhunen"), ("karhunen", "sdpa")])
+def test_no_float32_copy_of_a_bfloat16_cache_is_made(
+    name: str, attention: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest float32 tensor of a step is as large after 160 tokens as after 480."""
+    monkeypatch.setattr(fused, "CHUNK_TOKENS", 32)
+    monkeypatch.setattr(snapshot, "DECODE_TOKENS", 32)
+    model, made = moved(device, "llama", dtype=torch.bfloat16), fitted("llama", name)
+    model.set_attn_implementation(attention)
+    widest = []
+    for n in (160, 480):
+        held = CompressedCache(model, made)
+        run(model, tokens(1, n).to(device.device), held)
+        run(model, tokens(1, 1).to(device.device), held)
+        device.widest = 0
+        run(model, tokens(1, 1).to(device.device), held)
+        widest.append(device.widest)
+        assert held.get_seq_length() * 24 * 4 > device.widest or n == 160
+    assert widest[0] == widest[1] > 0
 
 
 # waiting

@@ -2,17 +2,19 @@
 
 import threading
 from collections.abc import Sequence
+from functools import cache
+from typing import Any, final
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from numba import njit
+from numba import cfunc, njit, types
 from torch import Tensor
 
 from karhunen.kernels.byte_attention.inputs import Partial
 from karhunen.kernels.exact_attention import CodedPart
 from karhunen.kernels.scan import isa
-from karhunen.kernels.scan.emit import Shape, float_at, set_float
+from karhunen.kernels.scan.emit import Shape, float_at, record_at, set_float
 from karhunen.kernels.scan.exact import dots, mix, scale_by, soften
 from karhunen.kernels.scan.tokens import largest
 from karhunen.kernels.sources import sources
@@ -78,18 +80,15 @@ def exact_attention(
             addresses[3],
         ]
     n_scores = -(-n // 16) * 16
-    scratch = _scratch(MOST_ROWS * n_scores + 32)
-    scratch[0] = scale
-    first, s = scratch.ctypes.data, query.stride()
-    problem = np.array(
-        [
-            b, h, r, d, e, query.data_ptr(), 4 * s[0], 4 * s[1], 4 * s[2], *coded_numbers, first + 128, n_scores, first,
-            first + 4, mean.data_ptr(), log_sum.data_ptr(), *sides,
-        ],
-        np.int64,
+    call = _Call.of(r, MOST_ROWS * n_scores + 32)
+    s = query.stride()
+    call.run(
+        scale,
+        (
+            b, h, r, d, e, query.data_ptr(), 4 * s[0], 4 * s[1], 4 * s[2], *coded_numbers, call.scratch_address + 128,
+            n_scores, call.scratch_address, call.scratch_address + 4, mean.data_ptr(), log_sum.data_ptr(), *sides,
+        ),
     )  # fmt: skip
-    for count in {min(r, MOST_ROWS), r % MOST_ROWS or MOST_ROWS}:
-        _attend(Shape(count, isa.widths()[0]).token, problem.view(PROBLEM))
     return Partial(mean, log_sum)
 
 
@@ -104,87 +103,114 @@ def _flat(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float32 and x.is_contiguous() else x.detach().float().contiguous()
 
 
-def _scratch(n: int) -> np.ndarray:
-    kept = getattr(_kept, "scratch", None)
-    if kept is None or len(kept) < n:
-        kept = _kept.scratch = np.empty(n, np.float32)
-    return kept
+@final
+class _Call:
+    """A thread's standing call for so many rows: its record, its memory, its compiled functions."""
+
+    def __init__(self, n_rows: int, n_scratch: int) -> None:
+        self.scratch = np.empty(n_scratch, np.float32)
+        self.scratch_address = self.scratch.ctypes.data
+        self._problem = np.zeros(len(NUMBERS) + PIECE * MOST_PIECES, np.int64)
+        self._address = self._problem.ctypes.data
+        counts = {min(n_rows, MOST_ROWS), n_rows % MOST_ROWS or MOST_ROWS}
+        self._functions = [_compiled(Shape(count, isa.widths()[0]).token, sources()).ctypes for count in counts]
+
+    @classmethod
+    def of(cls, n_rows: int, n_scratch: int) -> "_Call":
+        """Made at a thread's first use, and where it needs more memory."""
+        calls: dict[int, _Call] = _kept.__dict__.setdefault("held", {})
+        found = calls.get(n_rows)
+        if found is None or len(found.scratch) < n_scratch:
+            found = calls[n_rows] = cls(n_rows, n_scratch)
+        return found
+
+    def run(self, scale: float, numbers: tuple[int, ...]) -> None:
+        """Compute what `numbers`, a whole record, says."""
+        self.scratch[0] = scale
+        self._problem[:] = numbers
+        for function in self._functions:
+            function(self._address)
 
 
 _kept = threading.local()
 
 
-def _compiled(made_of: str):
+@cache
+def _compiled(token: tuple[tuple[int, ...], ...], made_of: str) -> Any:
     """Kept on disk for these sources (karhunen.kernels.sources)."""
 
-    @njit(cache=True, nogil=True)
-    def _attend(shape, problem):
-        """Chunks of so many rows: scores, softmax, mean; then the coded part's share."""
-        if not made_of:
-            return
-        p, n_rows = problem[0], len(shape[0])
-        pitch, line = 4 * p.n_scores, 4 * p.e
-        n_chunks = -(-p.rows // 4)
-        for item in range(p.batch * p.heads * n_chunks):
-            batch, head, first = item // (p.heads * n_chunks), item // n_chunks % p.heads, item % n_chunks * 4
-            if min(4, p.rows - first) != n_rows:
-                continue
-            query = p.query + batch * p.query_batch + head * p.query_head + first * p.query_row
-            n = 0
-            for i in range(3):
-                piece = p.pieces[9 * i : 9 * i + 9]
-                keys = piece[1] + batch * piece[2] + head * piece[3]
-                dots(shape, query, p.query_row, keys, piece[4], piece[0], p.d, p.scale, p.scores + 4 * n, pitch)
-                n += piece[0]
-            out = p.mean + (batch * p.heads * p.rows + head * p.rows + first) * line
-            index = (batch * p.heads + head) * p.rows + first
-            for row in range(n_rows):
-                for i in range(n, p.n_scores):
-                    set_float(p.scores + row * pitch + 4 * i, np.float32(-np.inf))
-                for i in range(p.e):
-                    set_float(out + row * line + 4 * i, np.float32(0))
-            for row in range(n_rows):
-                largest(shape, p.scores + row * pitch, p.n_scores, p.top)
-                top = float_at(p.top)
-                if n == 0:
-                    set_float(p.top, np.float32(0))
-                soften(shape, p.scores + row * pitch, p.n_scores, p.top, p.top + 4)
-                total = np.float64(float_at(p.top + 4))
-                whole = top + np.log(total) if total > 0 else -np.inf
-                exact, part = 1.0 / total if total > 0 else 0.0, 0.0
-                if p.coded_log_sum:
-                    coded = np.float64(float_at(p.coded_log_sum + 4 * (index + row)))
-                    most = max(whole, coded)
-                    if most > -np.inf:
-                        merged = most + np.log(np.exp(whole - most) + np.exp(coded - most))
-                        exact *= np.exp(whole - merged)
-                        part = np.exp(coded - merged)
-                        whole = merged
-                set_float(p.log_sum + 4 * (index + row), np.float32(whole))
-                set_float(p.top, np.float32(exact))
-                scale_by(shape, p.scores + row * pitch, p.n_scores, p.top)
-                set_float(p.top + 8 + 4 * row, np.float32(part))
-            n = 0
-            for i in range(3):
-                piece = p.pieces[9 * i : 9 * i + 9]
-                values = piece[5] + batch * piece[6] + head * piece[7]
-                mix(shape, p.scores + 4 * n, pitch, values, piece[8], piece[0], p.e, out, line)
-                n += piece[0]
+    @cfunc(types.void(types.int64), cache=True)
+    def attend(problem):
+        if made_of:
+            _attend(token, problem)
+
+    return attend
+
+
+problem_at = record_at(PROBLEM)
+
+
+@njit(nogil=True)
+def _attend(shape, address):
+    """Chunks of so many rows: scores, softmax, mean; then the coded part's share."""
+    p, n_rows = problem_at(address), len(shape[0])
+    pitch, line = 4 * p.n_scores, 4 * p.e
+    n_chunks = -(-p.rows // 4)
+    for item in range(p.batch * p.heads * n_chunks):
+        batch, head, first = item // (p.heads * n_chunks), item // n_chunks % p.heads, item % n_chunks * 4
+        if min(4, p.rows - first) != n_rows:
+            continue
+        query = p.query + batch * p.query_batch + head * p.query_head + first * p.query_row
+        n = 0
+        for i in range(3):
+            piece = p.pieces[9 * i : 9 * i + 9]
+            keys = piece[1] + batch * piece[2] + head * piece[3]
+            dots(shape, query, p.query_row, keys, piece[4], piece[0], p.d, p.scale, p.scores + 4 * n, pitch)
+            n += piece[0]
+        out = p.mean + (batch * p.heads * p.rows + head * p.rows + first) * line
+        index = (batch * p.heads + head) * p.rows + first
+        for row in range(n_rows):
+            for i in range(n, p.n_scores):
+                set_float(p.scores + row * pitch + 4 * i, np.float32(-np.inf))
+            for i in range(p.e):
+                set_float(out + row * line + 4 * i, np.float32(0))
+        for row in range(n_rows):
+            largest(shape, p.scores + row * pitch, p.n_scores, p.top)
+            top = float_at(p.top)
+            if n == 0:
+                set_float(p.top, np.float32(0))
+            soften(shape, p.scores + row * pitch, p.n_scores, p.top, p.top + 4)
+            total = np.float64(float_at(p.top + 4))
+            whole = top + np.log(total) if total > 0 else -np.inf
+            exact, part = 1.0 / total if total > 0 else 0.0, 0.0
             if p.coded_log_sum:
-                for row in range(n_rows):
-                    part = float_at(p.top + 8 + 4 * row)
-                    for i in range(p.n_coded):
-                        place = p.coded_mean + 4 * ((index + row) * p.n_coded + i)
-                        set_float(place, float_at(place) * part)
-                    for i in range(p.e):
-                        place = out + row * line + 4 * i
-                        set_float(place, float_at(place) + part * float_at(p.offset + 4 * (head * p.e + i)))
-                mix(
-                    shape, p.coded_mean + 4 * index * p.n_coded, 4 * p.n_coded, p.matrix + head * p.matrix_head, line,
-                    p.n_coded, p.e, out, line,
-                )  # fmt: skip
-
-    return _attend
-
-
-_attend = _compiled(sources())
+                coded = np.float64(float_at(p.coded_log_sum + 4 * (index + row)))
+                most = max(whole, coded)
+                if most > -np.inf:
+                    merged = most + np.log(np.exp(whole - most) + np.exp(coded - most))
+                    exact *= np.exp(whole - merged)
+                    part = np.exp(coded - merged)
+                    whole = merged
+            set_float(p.log_sum + 4 * (index + row), np.float32(whole))
+            set_float(p.top, np.float32(exact))
+            scale_by(shape, p.scores + row * pitch, p.n_scores, p.top)
+            set_float(p.top + 8 + 4 * row, np.float32(part))
+        n = 0
+        for i in range(3):
+            piece = p.pieces[9 * i : 9 * i + 9]
+            values = piece[5] + batch * piece[6] + head * piece[7]
+            mix(shape, p.scores + 4 * n, pitch, values, piece[8], piece[0], p.e, out, line)
+            n += piece[0]
+        if p.coded_log_sum:
+            for row in range(n_rows):
+                part = float_at(p.top + 8 + 4 * row)
+                for i in range(p.n_coded):
+                    place = p.coded_mean + 4 * ((index + row) * p.n_coded + i)
+                    set_float(place, float_at(place) * part)
+                for i in range(p.e):
+                    place = out + row * line + 4 * i
+                    set_float(place, float_at(place) + part * float_at(p.offset + 4 * (head * p.e + i)))
+            mix(
+                shape, p.coded_mean + 4 * index * p.n_coded, 4 * p.n_coded, p.matrix + head * p.matrix_head, line,
+                p.n_coded, p.e, out, line,
+            )  # fmt: skip

@@ -23,9 +23,11 @@ from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.exact_attention import CodedPart, exact_attention
 from karhunen.kernels.paths import fastest
 from karhunen.kernels.scan_attention import Frames, scan_attention
+from karhunen.kernels.step_attention import step_attention
 from karhunen.quantizers.base import Codes
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.quantizers.gains import gain_values
+from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.exceptions import Exceptions, RowExceptions
 from karhunen.store.snapshot import Snapshot
 
@@ -67,13 +69,10 @@ def attend(
     rows = query.reshape(b, h, n_heads // h * m, -1)
     rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
     extra = held.exceptions.by_row(held.batch) if held.exceptions is not None else None
-    coded = None if held.packed is None else _coded(reader, held, rows, scale, softcap, _over_coded(held, mask))
     if m == 1 and mask is None and softcap is None and (extra is None or extra.there is None):
-        pieces = [(held.sink["key"], held.sink["value"]), (held.recent["key"], held.recent["value"])]
-        pieces += [(extra.key, extra.value)] if extra else []
-        path = fastest("exact_attention", "cpu")[0] if rows.dtype == torch.float32 else "naive"
-        whole = exact_attention(rows, pieces, coded, scale=scale, path=path)
+        whole = _step(reader, held, extra, rows, scale)
     else:
+        coded = None if held.packed is None else _coded(reader, held, rows, scale, softcap, _over_coded(held, mask))
         exact = _exact(held, extra, rows, m, scale, softcap, mask)
         whole = exact if coded is None else merge_partials([exact, _in_vectors(coded)])
     out = whole.mean.reshape(b, n_heads, m, -1)
@@ -99,6 +98,26 @@ def refusal(reader: Reader, held: Snapshot, query: Tensor, mask: Tensor | None) 
         if mask.shape[2] > 1 and not bool((coded == coded[:, :, :1]).all()):
             return "the mask differs between queries over coded tokens"
     return ""
+
+
+def _step(reader: Reader, held: Snapshot, extra: RowExceptions | None, rows: Tensor, scale: float) -> Partial:
+    """One token of each row, which sees all that is held."""
+    pieces = [(held.sink["key"], held.sink["value"]), (held.recent["key"], held.recent["value"])]
+    pieces += [(extra.key, extra.value)] if extra else []
+    maps, packed = reader.to_vectors, held.packed
+    if packed is not None and reader.scan is not None and maps is not None:
+        runs = held.offsets(0, held.n_coded)
+        if len(runs) == 1 and len(set(first := runs[0][2])) == 1:
+            path = fastest("step_attention", "cpu")[0] if rows.dtype == torch.float32 else "naive"
+            key, value = (_coded_tokens(packed[slot], _tables(reader, slot)) for slot in SLOTS)
+            excepted = held.exceptions
+            return step_attention(
+                rows, key, value, reader.scan, pieces, maps.matrix, maps.offset, path=path, first_position=first[0],
+                scale=scale, hidden=None if excepted is None else (excepted.rows, excepted.tokens),
+            )  # fmt: skip
+    coded = None if packed is None else _coded(reader, held, rows, scale, None, None)
+    path = fastest("exact_attention", "cpu")[0] if rows.dtype == torch.float32 else "naive"
+    return exact_attention(rows, pieces, coded, scale=scale, path=path)
 
 
 def _exact(
@@ -200,7 +219,7 @@ def _scanned(
     """All coded tokens, one call for each run of positions: one, unless rows were padded or turns left gaps."""
     assert held.packed is not None and reader.to_vectors is not None, "something is coded"
     path = fastest("scan_attention", "cpu")[0] if rows.dtype == torch.float32 else "naive"
-    tables = [cast("ByteQuantizer", reader.codec.side(slot).quantizer).byte_tables for slot in ("key", "value")]
+    tables = [_tables(reader, slot) for slot in SLOTS]
     excepted = held.exceptions
     parts: list[Partial] = []
     for start, stop, first in held.offsets(0, held.n_coded):
@@ -220,6 +239,10 @@ def _scanned(
     return CodedPart(
         parts[0] if len(parts) == 1 else merge_partials(parts), reader.to_vectors.matrix, reader.to_vectors.offset
     )
+
+
+def _tables(reader: Reader, slot: Slot) -> ByteTables:
+    return cast("ByteQuantizer", reader.codec.side(slot).quantizer).byte_tables
 
 
 def _coded_tokens(packed: Packed, tables: ByteTables) -> CodedTokens:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
 
@@ -28,8 +29,8 @@ MOST_ROWS = 4
 PIECE = 9  # numbers of each: tokens, keys, their strides by row of the batch, head and token, values and theirs
 NUMBERS = (
     "batch", "heads", "rows", "d", "e", "query", "query_batch", "query_head", "query_row", "coded_mean",
-    "coded_log_sum", "n_coded", "matrix", "matrix_head", "offset", "scores", "n_scores", "scale", "top", "mean",
-    "log_sum",
+    "coded_log_sum", "splits", "n_coded", "matrix", "matrix_head", "offset", "scores", "n_scores", "scale", "top",
+    "mean", "log_sum",
 )  # fmt: skip
 PROBLEM = np.dtype([*((name, np.int64) for name in NUMBERS), ("pieces", np.int64, (MOST_PIECES * PIECE,))])
 """Sizes, strides in bytes, and addresses; 0: not there."""
@@ -48,6 +49,34 @@ def exact_attention(
     scale: float,
 ) -> Partial:
     """As `naive.exact_attention`, in float32. ValueError on more than three pieces."""
+    if coded is None:
+        return attend(query, pieces, scale=scale)
+    mean = _flat(coded.partial.mean.detach()).clone()  # it is scaled in place
+    log_sum = _flat(coded.partial.log_sum)
+    return attend(query, pieces, Parts(mean.data_ptr(), log_sum.data_ptr(), 1), coded.matrix, coded.offset, scale=scale)
+
+
+@final
+@dataclass(frozen=True)
+class Parts:
+    """Attention to ranges of the coded tokens, float32: where means [splits b h r c], which are overwritten, and
+    log-sums [splits b h r] lie."""
+
+    mean: int
+    log_sum: int
+    n_splits: int
+
+
+def attend(
+    query: Float[Tensor, "b h r d"],
+    pieces: Sequence[tuple[Float[Tensor, "b h _ d"], Float[Tensor, "b h _ e"]]],
+    coded: Parts | None = None,
+    matrix: Float[Tensor, "h c e"] | None = None,
+    offset: Float[Tensor, "h e"] | None = None,
+    *,
+    scale: float,
+) -> Partial:
+    """As `exact_attention`, from the parts of the coded tokens and the map from their coefficients to vectors."""
     if len(pieces) > MOST_PIECES:
         raise ValueError(f"{len(pieces)} pieces of exact tokens; at most {MOST_PIECES} are read in one call")
     b, h, r, d = query.shape
@@ -65,27 +94,22 @@ def exact_attention(
         sides += [key.shape[2], keys.data_ptr(), 4 * a[0], 4 * a[1], 4 * a[2]]
         sides += [values.data_ptr(), 4 * c[0], 4 * c[1], 4 * c[2]]
     sides += [0] * (PIECE * MOST_PIECES - len(sides))
-    coded_numbers = [0] * 6
+    numbers = (0,) * 7
     if coded is not None:
-        scaled = _flat(coded.partial.mean.detach()).clone()  # in place
-        parts = [scaled, *(_flat(x) for x in (coded.partial.log_sum, coded.matrix, coded.offset))]
-        kept += parts
-        addresses = [x.data_ptr() for x in parts]
-        coded_numbers = [
-            addresses[0],
-            addresses[1],
-            parts[2].shape[1],
-            addresses[2],
-            4 * parts[2].stride(0),
-            addresses[3],
-        ]
+        assert matrix is not None and offset is not None, "coded tokens come with their map to vectors"
+        maps = _flat(matrix), _flat(offset)
+        kept += maps
+        _, c, width = maps[0].shape
+        numbers = (
+            coded.mean, coded.log_sum, coded.n_splits, c, maps[0].data_ptr(), 4 * c * width, maps[1].data_ptr()
+        )  # fmt: skip
     n_scores = -(-n // 16) * 16
     call = _Call.of(r, MOST_ROWS * n_scores + 32)
     s = query.stride()
     call.run(
         scale,
         (
-            b, h, r, d, e, query.data_ptr(), 4 * s[0], 4 * s[1], 4 * s[2], *coded_numbers, call.scratch_address + 128,
+            b, h, r, d, e, query.data_ptr(), 4 * s[0], 4 * s[1], 4 * s[2], *numbers, call.scratch_address + 128,
             n_scores, call.scratch_address, call.scratch_address + 4, mean.data_ptr(), log_sum.data_ptr(), *sides,
         ),
     )  # fmt: skip
@@ -151,6 +175,33 @@ problem_at = record_at(PROBLEM)
 
 
 @njit(nogil=True)
+def _log_sum(p, row):
+    """Of all parts of one row."""
+    n, most = p.batch * p.heads * p.rows, -np.inf
+    for split in range(p.splits):
+        most = max(most, np.float64(float_at(p.coded_log_sum + 4 * (split * n + row))))
+    if most == -np.inf:
+        return most
+    total = 0.0
+    for split in range(p.splits):
+        total += np.exp(np.float64(float_at(p.coded_log_sum + 4 * (split * n + row))) - most)
+    return most + np.log(total)
+
+
+@njit(nogil=True)
+def _gather(p, row, whole):
+    """The means of all parts of one row become their share of the whole, in the first part's place."""
+    n = p.batch * p.heads * p.rows
+    first = p.coded_mean + 4 * row * p.n_coded
+    for split in range(p.splits):
+        share = np.exp(np.float64(float_at(p.coded_log_sum + 4 * (split * n + row))) - whole)
+        mine = p.coded_mean + 4 * (split * n + row) * p.n_coded
+        for i in range(p.n_coded):
+            held = float_at(first + 4 * i) if split else np.float32(0)
+            set_float(first + 4 * i, held + np.float32(share) * float_at(mine + 4 * i))
+
+
+@njit(nogil=True)
 def _attend(shape, address):
     """Chunks of so many rows: scores, softmax, mean; then the coded part's share."""
     p, n_rows = problem_at(address), len(shape[0])
@@ -184,7 +235,7 @@ def _attend(shape, address):
             whole = top + np.log(total) if total > 0 else -np.inf
             exact, part = 1.0 / total if total > 0 else 0.0, 0.0
             if p.coded_log_sum:
-                coded = np.float64(float_at(p.coded_log_sum + 4 * (index + row)))
+                coded = _log_sum(p, index + row)
                 most = max(whole, coded)
                 if most > -np.inf:
                     merged = most + np.log(np.exp(whole - most) + np.exp(coded - most))
@@ -195,6 +246,8 @@ def _attend(shape, address):
             set_float(p.top, np.float32(exact))
             scale_by(shape, p.scores + row * pitch, p.n_scores, p.top)
             set_float(p.top + 8 + 4 * row, np.float32(part))
+            if part > 0:
+                _gather(p, index + row, whole)
         n = 0
         for i in range(3):
             piece = p.pieces[9 * i : 9 * i + 9]
@@ -204,9 +257,8 @@ def _attend(shape, address):
         if p.coded_log_sum:
             for row in range(n_rows):
                 part = float_at(p.top + 8 + 4 * row)
-                for i in range(p.n_coded):
-                    place = p.coded_mean + 4 * ((index + row) * p.n_coded + i)
-                    set_float(place, float_at(place) * part)
+                for i in range(0 if part > 0 else p.n_coded):
+                    set_float(p.coded_mean + 4 * ((index + row) * p.n_coded + i), np.float32(0))
                 for i in range(p.e):
                     place = out + row * line + 4 * i
                     set_float(place, float_at(place) + part * float_at(p.offset + 4 * (head * p.e + i)))

@@ -61,12 +61,59 @@ def scan_attention(
     """As `naive.scan_attention`, in float32. `n_threads`: torch's own number if None; `width`: bytes of a vector, the
     widest that fits a block if None."""
     b, h, r, _ = query.shape
+    work = Work.of(b, h, r, keys.n_tokens, n_threads or torch.get_num_threads())
+    mean = torch.empty(work.n_splits, b, h, r, values.tables.n_coefficients)
+    log_sum = torch.empty(work.n_splits, b, h, r)
+    scan(
+        query, keys, values, frames, work, mean.data_ptr(), log_sum.data_ptr(), first_position=first_position,
+        scale=scale, softcap=softcap, mask=mask, hidden=hidden, width=width,
+    )  # fmt: skip
+    if work.n_splits == 1:
+        return Partial(mean[0], log_sum[0])
+    return merge_partials([Partial(mean[i], log_sum[i]) for i in range(work.n_splits)])
+
+
+@final
+@dataclass(frozen=True)
+class Work:
+    """How a call is cut: chunks of rows, ranges of tokens, items of all, and who works on them."""
+
+    n_chunks: int
+    n_splits: int
+    n_items: int
+    n_workers: int
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def of(cls, b: int, h: int, r: int, n_tokens: int, n_threads: int) -> "Work":
+        """The layers of a step ask in turn for the same."""
+        n_chunks = -(-r // MOST_ROWS)
+        n_splits = token_splits(b * h * n_chunks, n_tokens, n_threads)
+        n_items = b * h * n_chunks * n_splits
+        return cls(n_chunks, n_splits, n_items, max(1, min(n_threads, n_items)))
+
+
+def scan(
+    query: Float[Tensor, "b h r d"],
+    keys: CodedTokens,
+    values: CodedTokens,
+    frames: Frames,
+    work: Work,
+    mean: int,
+    log_sum: int,
+    *,
+    first_position: int,
+    scale: float,
+    softcap: float | None = None,
+    mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
+    hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
+    width: int | None = None,
+) -> None:
+    """As `scan_attention`; the partials of all ranges go where `mean` [splits b h r c] and `log_sum` [splits b h r]
+    point, float32."""
+    b, h, r, _ = query.shape
     n_tokens, block = keys.n_tokens, frames.block_tokens
     bound = Bound.of(frames, keys, values, width or fitting_width(block))
-    n_threads = n_threads or torch.get_num_threads()
-    n_chunks = -(-r // MOST_ROWS)
-    n_splits = token_splits(b * h * n_chunks, n_tokens, n_threads)
-    n_items = b * h * n_chunks * n_splits
     rows = query if query.dtype == torch.float32 else query.detach().float()
     rows = rows if rows.stride(-1) == 1 else rows.detach().contiguous()
     steps = rows.stride()
@@ -77,26 +124,21 @@ def scan_attention(
         terms = additive(mask, torch.float32).contiguous()
     if hidden is not None and len(hidden[0]):
         named = tuple(x.int().contiguous() for x in hidden)
-    mean = torch.empty(n_splits, b, h, r, values.tables.n_coefficients)
-    log_sum = torch.empty(n_splits, b, h, r)
     sides = [_side(tokens) for tokens in (keys, values)]
-    Call.of(bound, r, min(n_threads, n_items)).run(
+    Call.of(bound, r, work.n_workers).run(
         (
             _bits(scale), _bits(softcap or 0.0),
-            b, h, r, n_chunks, n_splits, n_tokens, keys.tables.n_heads != h, first_position,
+            b, h, r, work.n_chunks, work.n_splits, n_tokens, keys.tables.n_heads != h, first_position,
             rows.data_ptr(), 4 * steps[0], 4 * steps[1], 4 * steps[2],
             *angles,
             *sides[0].numbers, *sides[1].numbers,
             *((terms.data_ptr(), 4 * terms.stride(0)) if terms is not None else (0, 0)),
             *((named[0].data_ptr(), named[1].data_ptr(), len(named[0]), b == 1) if named else (0, 0, 0, 0)),
-            mean.data_ptr(), log_sum.data_ptr(),
+            mean, log_sum,
         ),
-        n_items,
+        work.n_items,
     )  # fmt: skip
     del rows, terms, named, sides  # alive up to here: their addresses were read
-    if n_splits == 1:
-        return Partial(mean[0], log_sum[0])
-    return merge_partials([Partial(mean[i], log_sum[i]) for i in range(n_splits)])
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import save_tiny
-from tests.cli.terminal import ESCAPE, Shown, in_terminal, read_to_end, run_in_terminal
+from tests.cli.terminal import ESCAPE, SOURCE, Shown, in_terminal, interrupted_in_terminal, read_to_end, run_in_terminal
 
 from karhunen.cli import run
 from karhunen.cli.screen import Screen
@@ -197,11 +197,74 @@ def test_a_terminal_is_not_steered_by_what_a_model_says() -> None:
     assert in_terminal(work, 80).sent.splitlines() == ["one", "two�]0;title��2J� three"]
 
 
+LONG = ["--recipe", "karhunen:bits=2", "--max-tokens", "1000000"]
+IN_THE_MIDDLE = {
+    "calibrate": ([*LONG, "--keep-statistics", "-o", "out"], r"calibrating [━╸╺ ]+ [\d,]+ of"),
+    "calibrate to resume": ([*LONG, "--resume", "partial", "-o", "out"], r"calibrating [━╸╺ ]+ [\d,]+ of"),
+    "generate": (["-p", "say something", "--max-new-tokens", "3000", "--session", "chat"], r"makes one\s+\S"),
+    "evaluate": ([*SIZES, "--results", "out"], r"measuring \d+ statistics"),
+    "evaluate in two processes": ([*SIZES, "--results", "out", "--jobs", "2"], r"recipes in 2 processes"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", IN_THE_MIDDLE)
+def test_ctrl_c_in_the_middle_of_work_is_one_line_and_leaves_nothing_behind(
+    what: str, model: Path, codec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    long = Path("long.txt")
+    long.write_text(" ".join(f"line {i} of a text that nobody has to read." for i in range(20_000)))
+    verb, (rest, when) = what.split()[0], IN_THE_MIDDLE[what]
+    inputs = {
+        "calibrate": ["--text", str(long)],
+        "generate": ["--codec", str(codec)],
+        "evaluate": ["--task", str(long)],
+    }
+    shown = interrupted_in_terminal([verb, "--model", str(model), *inputs[verb], *rest], 80, when)
+    assert shown.code == 130, shown.text
+    assert shown.lines[-1] == "karhunen: interrupted"
+    assert shown.text.count("karhunen: ") == 1
+    assert "Traceback" not in shown.text
+    assert "KeyboardInterrupt" not in shown.text
+    assert shown.sent.rfind(SHOW_CURSOR) >= shown.sent.rfind(HIDE_CURSOR), "the cursor is there again"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["long.txt"], "nothing was begun that is not whole"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_verbs_and_options(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {
+        "bash": {"COMP_WORDS": "karhunen cal", "COMP_CWORD": "1"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "karhunen cal"},
+        "fish": {"_TYPER_COMPLETE_ARGS": "karhunen cal", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }
+    command = [sys.executable, "-m", "karhunen"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), **words[shell], "_KARHUNEN_COMPLETE": f"complete_{shell}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "calibrate" in done.stdout
+    assert "generate" not in done.stdout
+
+
+def test_the_completion_of_a_shell_is_shown(tmp_path: Path) -> None:
+    """The script that asks as above, from the shell that runs the command."""
+    code = f"{sys.executable} -m karhunen --show-completion; echo $?"
+    done = subprocess.run(
+        ["bash", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "SHELL": "/bin/bash"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1] == "0", done.stderr
+    assert "_KARHUNEN_COMPLETE=complete_bash" in done.stdout
+    assert "complete -o default -F _karhunen_completion karhunen" in done.stdout
+
+
 def test_the_command_itself_runs_in_a_terminal() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", "from karhunen.cli import main; main()", "recipes"]
-    source = str(Path(__file__).parents[2] / "src")
-    environment = {**os.environ, "PYTHONPATH": source, "COLUMNS": "60"}
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "60"}
     child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     sent = read_to_end(ours)

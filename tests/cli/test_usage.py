@@ -41,7 +41,8 @@ def test_a_wrong_usage_is_one_line_and_exit_code_2(karhunen: Command, arguments:
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("frobnicate", ["unknown recipe", "frobnicate", "spectra", "nova_kv"]),
+        ("frobnicate", ["unknown recipe", "frobnicate", "`karhunen recipes`"]),
+        ("spectre", ["unknown recipe", "did you mean spectra?"]),
         ("spectra:bitz=2", ["spectra", "bitz", "value_bits"]),
         ("spectra:bits", ["bits", "no value"]),
         ("spectra:bits=17", ["17"]),

@@ -22,14 +22,15 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of a command line: 0, 2 for what the user can mend, 1 for a fault of ours, 130 for Ctrl-C."""
-    from karhunen.cli.app import parse
-
     debug = "--debug" in arguments
     try:
+        from karhunen.cli.app import parse  # inside: Ctrl-C may come at once
+
         code = parse([*(["--debug"] if debug else []), *(word for word in arguments if word != "--debug")])
         sys.stdout.flush()
     except KeyboardInterrupt:
-        sys.stderr.write("karhunen: interrupted\n")
+        start = "\n" if sys.stderr.isatty() else ""  # a terminal shows ^C behind whatever stood there
+        sys.stderr.write(f"{start}karhunen: interrupted\n")
         return 130
     except BrokenPipeError:
         sys.stdout = None  # the reader of our output has left; what is still buffered has nowhere to go

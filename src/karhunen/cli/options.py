@@ -15,30 +15,30 @@ def word(text: str) -> str:
     return text
 
 
-def path(text: str) -> Path:
-    """A file or folder."""
-    if not text:
+def path(given: str | Path) -> Path:
+    """A file or folder; a default comes as what it is."""
+    if not str(given):
         raise typer.BadParameter("it is empty; give a path, or `.` for the current folder")
-    return Path(text)
+    return Path(given)
 
 
-def share(text: str) -> float:
+def share(given: str | float) -> float:
     """A number above 0 and at most 1."""
-    return _number(text, "a number above 0 and at most 1", lambda value: 0 < value <= 1)
+    return _number(given, "a number above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
-def not_negative(text: str) -> float:
+def not_negative(given: str | float) -> float:
     """A finite number of 0 or more."""
-    return _number(text, "a number of 0 or more", lambda value: 0 <= value < inf)
+    return _number(given, "a number of 0 or more", lambda value: 0 <= value < inf)
 
 
-def _number(text: str, wanted: str, fits: Callable[[float], bool]) -> float:
+def _number(given: str | float, wanted: str, fits: Callable[[float], bool]) -> float:
     try:
-        value = float(text)
+        value = float(given)
     except ValueError:
         value = nan
     if not fits(value):
-        raise typer.BadParameter(f"{text!r} is not {wanted}")
+        raise typer.BadParameter(f"{given!r} is not {wanted}")
     return value
 
 

@@ -29,6 +29,7 @@ LENIENT = (
 )  # fmt: skip
 DRAWING = ("leaderboard", "report")  # these draw pictures, for seconds
 VERBS = (*LOADING, "inspect", "report", "compare", "doctor", "recipes")
+EVERY_VERB = [verb if verb not in DRAWING else pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS]
 
 
 @pytest.fixture(scope="session")
@@ -97,14 +98,14 @@ def test_the_verbs_are_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 60])
-@pytest.mark.parametrize("verb", [v if v not in DRAWING else pytest.param(v, marks=pytest.mark.slow) for v in VERBS])
+@pytest.mark.parametrize("verb", EVERY_VERB)
 def test_every_verb_fits_its_terminal(command: Callable[[str], list[str]], verb: str, columns: int) -> None:
     shown = run_in_terminal(command(verb), columns)
     assert_readable(shown, columns)
     assert shown.sent.rfind(SHOW_CURSOR) >= shown.sent.rfind(HIDE_CURSOR), "the cursor is there again"
 
 
-@pytest.mark.parametrize("verb", [v for v in VERBS if v not in DRAWING])
+@pytest.mark.parametrize("verb", EVERY_VERB)
 def test_a_terminal_that_cannot_redraw_gets_lines(
     command: Callable[[str], list[str]], verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,14 +262,19 @@ def test_the_completion_of_a_shell_is_shown(tmp_path: Path) -> None:
     assert "complete -o default -F _karhunen_completion karhunen" in done.stdout
 
 
-def test_the_command_itself_runs_in_a_terminal() -> None:
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_the_command_itself_runs_in_a_terminal(term: str) -> None:
+    """Numba starts colorama, which would end the program with an escape code."""
+    pytest.importorskip("colorama")
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", "from karhunen.cli import main; main()", "recipes"]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "60"}
+    as_numba_does = "import colorama; colorama.init(); colorama.deinit()"
+    command = [sys.executable, "-c", f"{as_numba_does}; from karhunen.cli import main; main()", "recipes"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "60", "TERM": term}
     child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     sent = read_to_end(ours)
     os.close(ours)
     assert child.wait() == 0
     assert "recipe karhunen" in sent
-    assert max(map(len, ESCAPE.sub("", sent).splitlines())) <= 60
+    assert term != "dumb" or "\x1b" not in sent
+    assert max(map(len, ESCAPE.sub("", sent).splitlines())) <= (80 if term == "dumb" else 60)

@@ -3,6 +3,7 @@
 A result goes to stdout, progress and logs to stderr. What a user can cause is one line on stderr and exit code 2.
 """
 
+import atexit
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,7 +18,10 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
     keep_freed_memory()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if (colorama := sys.modules.get("colorama.initialise")) is not None:  # numba's
+        atexit.unregister(colorama.reset_all)  # it would end with an escape code, on terminals that know none too
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

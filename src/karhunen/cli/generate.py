@@ -65,7 +65,7 @@ def run(
         screen.table(account_table(report))
         if codec.layers and not any(layer.n_coded for layer in report.layers):
             screen.say(
-                f"nothing was coded: {codec.window} keeps all of so short a text exact; a longer prompt is coded"
+                "nothing was coded: the codec's window keeps all of so short a text exact; a longer one is coded"
             )
         if how := sorted({layer.how_read for layer in report.layers if layer.how_read}):
             screen.say(f"coded tokens were read from {'; '.join(how)}")

@@ -15,7 +15,7 @@ from tests.cli.conftest import save_tiny
 from tests.cli.terminal import ESCAPE, SOURCE, Shown, in_terminal, interrupted_in_terminal, read_to_end, run_in_terminal
 
 from karhunen.cli import run
-from karhunen.cli.screen import Screen
+from karhunen.cli.screen import Screen, grid
 from karhunen.evaluation.composition import recipe_rows
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -179,6 +179,23 @@ def test_a_terminal_that_does_not_know_its_size_is_taken_for_80_columns(
     shown = run_in_terminal(["recipes"], 0)
     assert_readable(shown, 80)
     assert "karhunen" in shown.text
+
+
+def test_the_title_of_a_list_is_on_one_line() -> None:
+    def work() -> int:
+        table = grid("layer", *(f"column{i}" for i in range(9)), title="a title that is wider than the list below")
+        table.add_row(*map(str, range(10)))
+        Screen(as_json=False).table(table)
+        return 0
+
+    assert in_terminal(work, 60).lines[0].strip() == "a title that is wider than the list below"
+
+
+def test_a_bit_plan_is_a_table_in_a_narrow_terminal(codec: Path) -> None:
+    """As a list it would take ten lines for each side of each layer."""
+    shown = run_in_terminal(["inspect", str(codec)], 60).text
+    plan = shown.split("bit plan")[1].split("storage plan")[0]
+    assert len([line for line in plan.splitlines() if line.startswith("│")]) <= 2 * 2 * 2, "layers, sides, heads"
 
 
 def test_recipes_are_readable_in_a_narrow_terminal() -> None:

@@ -34,6 +34,7 @@ MAX_TOKENS = 16384
 MIN_TOKENS = 256
 MAX_SAMPLES = 16384
 GRADIENT_TOKENS = 6144  # gradients are measured on the first this many tokens: a backward pass costs several forwards
+BACKWARD_FORWARDS = 4  # what the gradients of a sequence cost, in forwards: for the progress told, nothing else
 MIN_GRADIENT_TOKENS = 2 * (NEAR_TOKENS + SINK_TOKENS)  # of a sequence: in shorter ones few tokens are read from afar
 
 
@@ -54,7 +55,8 @@ def calibrate(
 
     `layers` are those to measure, by default all that are neither sliding nor other. Sequences are at most
     `sequence_tokens` long, and no longer than the model has positions. With `resume_dir`, an interrupted call with the
-    same arguments goes on where it stopped. `progress` is told (tokens done, tokens in all).
+    same arguments goes on where it stopped. `progress` is told (tokens done, tokens in all): the share of the work
+    that is done, as tokens of the text, some of which are read twice.
 
     ValueError for input that is empty or too short (for gradients: no sequence of MIN_GRADIENT_TOKENS), a need the
     model cannot answer (rotary frames without RoPE, queries that attention does not show), NaN or infinity in a layer,
@@ -183,7 +185,7 @@ def _run(
     partial = None if resume_dir is None else Partial(Path(resume_dir), plan.fingerprint(pieces))
     backward = _gradient_pieces(pieces) if plan.gradient_needs else []
     steps = [*((piece, False) for piece in pieces), *((piece, True) for piece in backward)]
-    total = sum(len(piece) for piece, _ in steps)
+    costs = [len(piece) * (BACKWARD_FORWARDS if is_backward else 1) for piece, is_backward in steps]
     done = 0
     if partial is not None and (found := partial.load()) is not None:
         done, saved = found
@@ -199,7 +201,7 @@ def _run(
             with capturing(model, gathering) as run:
                 run(piece[None], None)
         if progress is not None:
-            progress(sum(len(piece) for piece, _ in steps[: index + 1]), total)
+            progress(sum(lengths) * sum(costs[: index + 1]) // sum(costs), sum(lengths))
         if partial is not None and index + 1 < len(steps):
             partial.save(index + 1, Statistics(plan.identity, dict(gathering.sums), source))
     _refuse_unobserved(plan, gathering.sums)

@@ -1,0 +1,45 @@
+"""How many bytes are free on a device now."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_bytes(device: str) -> int | None:
+    """Bytes that could still be allocated; None where the device does not tell."""
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return host_free_bytes()
+    if kind == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+            device
+        )  # by PyTorch, for its next blocks
+        return free + kept
+    if kind == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
+    module: Any = getattr(torch, kind, None)
+    tell = getattr(module, "mem_get_info", None)
+    return None if tell is None else int(tell(device)[0])
+
+
+def host_free_bytes() -> int:
+    """What processes can still take of the host's memory, within the limit of the container if there is one."""
+    import psutil  # comes with accelerate
+
+    available = int(psutil.virtual_memory().available)
+    limit = _number(CGROUP / "memory.max")
+    if limit is None:
+        return available
+    return max(0, min(available, limit - (_number(CGROUP / "memory.current") or 0)))
+
+
+def _number(file: Path) -> int | None:
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None

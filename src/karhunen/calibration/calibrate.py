@@ -5,8 +5,6 @@ needs of the recipes ─▶ union ─▶ per step of sequences: forward ─▶ p
 
 import hashlib
 import math
-import socket
-from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from karhunen.calibration.free_memory import free_bytes
+from karhunen.calibration.free_memory import shared_free_bytes
 from karhunen.calibration.gathering import Gathering, Plan
 from karhunen.calibration.memory import HOST, MAX_SAMPLES, Work
 from karhunen.calibration.memory_plan import MemoryPlan, plan_memory
@@ -187,17 +185,10 @@ def _pieces(plan: Plan, pieces: list[Int[Tensor, " _"]]) -> list[Int[Tensor, " _
 
 def _fitting(sizes: ModelSizes, work: Work, memory: int | None, batch: int | None, channel: Channel) -> MemoryPlan:
     """The work in batches that fit beside the weights on the devices of every process."""
-    places = {device: (socket.gethostname(), device) for device in {*sizes.devices, HOST}}
-    sharing = Counter(place for theirs in channel.all(list(places.values())) for place in theirs)
+    free = shared_free_bytes(sorted({*sizes.devices, HOST}), channel)
+    if memory is not None:
+        free |= {device: max(0, memory - sizes.weight_bytes(device)) for device in sizes.devices}
     with channel.together():
-        free: dict[str, int | None] = {}
-        for device, place in places.items():
-            room = free_bytes(device)
-            if memory is not None and device in sizes.devices:
-                room = max(0, memory - sizes.weight_bytes(device))
-            elif room is not None:
-                room //= sharing[place]
-            free[device] = room
         chosen = plan_memory(sizes, work, free, batch)
     least = min(channel.all(chosen.work.batch))
     return chosen if chosen.work.batch == least else plan_memory(sizes, work, free, least)

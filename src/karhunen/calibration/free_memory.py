@@ -1,9 +1,14 @@
 """How many bytes are free on a device now."""
 
+import socket
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from karhunen.calibration.parallel import Channel
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -24,6 +29,15 @@ def free_bytes(device: str) -> int | None:
     module: Any = getattr(torch, kind, None)
     tell = getattr(module, "mem_get_info", None)
     return None if tell is None else int(tell(device)[0])
+
+
+def shared_free_bytes(devices: Iterable[str], channel: Channel) -> dict[str, int | None]:
+    """This process's part of what is free: processes that use one device of one machine share it evenly."""
+    places = {device: (socket.gethostname(), device) for device in devices}
+    sharing = Counter(place for theirs in channel.all(list(places.values())) for place in theirs)
+    with channel.together():
+        free = {device: free_bytes(device) for device in places}
+    return {device: None if n is None else n // sharing[places[device]] for device, n in free.items()}
 
 
 def host_free_bytes() -> int:

@@ -27,7 +27,13 @@ class MemoryPlan:
 
     def line(self) -> str:
         """One line for people."""
-        parts = [_said(d, self.free.get(d.device), self.loaded) for d in self.devices if d.peak]
+        shown = [d for d in self.devices if d.peak]
+        carrying = [d for d in shown if d.device != HOST]
+        if len(carrying) > 2:  # of many alike the fullest says it
+            shown = [max(carrying, key=lambda d: d.peak), *(d for d in shown if d.device == HOST)]
+        parts = [_said(d, self.free.get(d.device), self.loaded) for d in shown]
+        if len(carrying) > 2:
+            parts[0] = f"{len(carrying)} devices, the fullest {parts[0]}"
         n, t = self.work.batch, self.work.sequence_tokens
         at_a_time = f"{n} sequence{'s' if n > 1 else ''} of up to {t:,} tokens at a time"
         return f"memory: {'; '.join(parts)}; {at_a_time}"

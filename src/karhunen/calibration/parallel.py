@@ -46,18 +46,40 @@ class Processes:
         """Those of the default group, if one is initialised; this process alone otherwise."""
         return cls.of() if dist.is_available() and dist.is_initialized() else cls.alone()
 
+    @classmethod
+    @contextmanager
+    def launched(cls) -> Iterator["Processes"]:
+        """Those that torchrun (or accelerate, which uses it) started together with this one; else this one alone."""
+        if not dist.is_available() or not dist.is_torchelastic_launched() or dist.is_initialized():
+            yield cls.found()
+            return
+        dist.init_process_group("gloo")
+        try:
+            yield cls.of()
+        finally:
+            dist.destroy_process_group()
+
     @contextmanager
     def connected(self) -> Iterator["Channel"]:
-        """A way to the others for the duration: a group of its own over gloo, which carries the host's memory."""
+        """A way to the others for the duration: their group if it carries the host's memory, else one beside it.
+
+        ValueError for a part of the processes whose group carries no host memory (NCCL alone).
+        """
         if self.size == 1:
             yield Channel(self, None)
-            return
-        ranks = dist.get_process_group_ranks(self.group if self.group is not None else dist.group.WORLD)
-        own: Any = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-        try:
-            yield Channel(self, own)
-        finally:
-            dist.destroy_process_group(own)
+        elif "cpu:" in dist.get_backend_config(self.group):
+            yield Channel(self, dist.group.WORLD if self.group is None else self.group)
+        elif self.size < dist.get_world_size():
+            raise ValueError(
+                "the group is for accelerators alone, and sums travel in the host's memory; make it with "
+                "torch.distributed.new_group(ranks, backend='cpu:gloo,cuda:nccl')"
+            )
+        else:
+            beside: Any = dist.new_group(backend="gloo")
+            try:
+                yield Channel(self, beside)
+            finally:
+                dist.destroy_process_group(beside)
 
 
 @final
@@ -82,6 +104,11 @@ class Channel:
     def rank(self) -> int:
         """Which one this is."""
         return self.processes.rank
+
+    @property
+    def local_rank(self) -> int:
+        """Which one this is on its machine, where torchrun says so."""
+        return dist.get_node_local_rank(fallback_rank=0) if self.size > 1 else 0
 
     def all(self, value: T) -> list[T]:
         """The values of all processes, in order."""

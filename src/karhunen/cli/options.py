@@ -9,6 +9,9 @@ Json = Annotated[bool, typer.Option("--json", help="Exactly one JSON document on
 Model = Annotated[str, typer.Option("--model", help="An embedded name, a local folder, or a model hub's id.")]
 RecipeText = Annotated[str, typer.Option("--recipe", help="A recipe with options, such as spectra:bits=2.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="What the model runs in: float32, bfloat16 or float16.")]
+Device = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, cuda:1, several with commas, or auto: spread over all there are.")
+]
 CodecFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A codec's folder, as `calibrate` writes it.")]
 DEFAULT_MODEL = "smollm2"
 DEFAULT_RECIPE = "karhunen:bits=2"

@@ -49,7 +49,7 @@ class ModelSizes:
     @property
     def devices(self) -> tuple[str, ...]:
         """All that hold a part, in the order in which a token meets them."""
-        return tuple(dict.fromkeys([*self.other_weights, *(layer.device for layer in self.layers)]))
+        return tuple(dict.fromkeys([*(layer.device for layer in self.layers), *self.other_weights]))
 
     def weight_bytes(self, device: str) -> int:
         """Bytes of weights on one device."""

@@ -32,7 +32,7 @@ def devices_of(text: str, local_rank: int = 0) -> tuple[str, ...]:
             raise ValueError("there is no CUDA device here to spread the model over; use --device cpu, or name devices")
         return found
     try:
-        named = [torch.device(name.strip()) for name in text.split(",")]
+        named: list[Any] = [torch.device(name.strip()) for name in text.split(",")]
     except RuntimeError as error:
         raise ValueError(f"{text!r} names no device; use cpu, cuda, cuda:1, cuda:0,cuda:1 or auto") from error
     return tuple(f"cuda:{local_rank}" if d.type == "cuda" and d.index is None else str(d) for d in named)
@@ -68,5 +68,5 @@ def place(model: nn.Module, devices: tuple[str, ...], work: Work, free: Free, ba
 
 def _accelerates(device: str) -> int | str:
     """A device as accelerate names it."""
-    found = torch.device(device)
+    found: Any = torch.device(device)
     return found.type if found.index is None else found.index if found.type == "cuda" else device

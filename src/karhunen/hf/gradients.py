@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from karhunen.hf.capture import Attention, routed_attention
 from karhunen.hf.checkpointing import checkpointed
-from karhunen.hf.probe import inference
+from karhunen.hf.probe import inference, input_device
 
 NEAR_TOKENS = 128
 SINK_TOKENS = 4
@@ -208,7 +208,7 @@ def _hidden_states(model: nn.Module, head: nn.Module, tokens: Int[Tensor, " t"])
 
     handle = head.register_forward_pre_hook(keep)
     try:
-        cast("Any", model)(input_ids=tokens[None].to(next(model.parameters()).device), use_cache=False)
+        cast("Any", model)(input_ids=tokens[None].to(input_device(model)), use_cache=False)
     finally:
         handle.remove()
     return seen[0]

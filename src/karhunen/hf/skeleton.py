@@ -1,6 +1,7 @@
 """A model without its weights: for arithmetic before anything large is read, and for placing it on devices."""
 
 import logging
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,11 +41,10 @@ def spread(model: nn.Module, room: Mapping[int | str, int]) -> dict[str, Any]:
         "accelerate.utils.modeling"
     ):  # it warns of devices that are not here: a plan may be for another machine
         placed = infer_auto_device_map(model, max_memory={**room, "disk": 0}, no_split_module_classes=whole)
-    outside = [name for name, device in placed.items() if device == "disk"]
-    if outside:
+    if "disk" in placed.values():
         raise ValueError(
-            f"the devices have {sum(room.values()) / 1e9:.1f} GB of room for weights, which do not fit: {outside[0]} and "
-            "more would be left out; use more devices or a smaller dtype"
+            f"the weights do not fit into the {sum(room.values()) / 1e9:.1f} GB that are left for them on {len(room)} "
+            "devices; use more devices or a smaller dtype"
         )
     return dict(placed)
 
@@ -55,6 +55,8 @@ def _quiet(name: str) -> Iterator[None]:
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.setLevel(before)

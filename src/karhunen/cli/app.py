@@ -13,6 +13,7 @@ from karhunen.cli.options import (
     DEFAULT_RECIPE,
     DEMO_RECIPE,
     CodecFolder,
+    Device,
     Dtype,
     Json,
     Model,
@@ -76,7 +77,9 @@ def root(
 
 @app.command()
 def calibrate(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the codec is written.", parser=path)],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the codec is written.", parser=path)
+    ] = None,
     model: Model = DEFAULT_MODEL,
     recipe: RecipeText = DEFAULT_RECIPE,
     text: Texts = None,
@@ -91,12 +94,40 @@ def calibrate(
         bool, typer.Option("--keep-statistics", help="Save the statistics too, in OUTPUT/statistics.")
     ] = False,
     dtype: Dtype = "float32",
+    device: Device = "cpu",
+    sequence_tokens: Annotated[int, typer.Option("--sequence-tokens", min=64, help="Length of a sequence.")] = 2048,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="Sequences at a time; chosen by memory if not given.")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", help="Of each device, for the model and all else, such as 24GB.", parser=word),
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what memory it takes, and load nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure a model on text and write the codec of a recipe."""
-    from karhunen.cli.calibrate import run
+    """Measure a model on text and write the codec of a recipe. torchrun starts it in several processes."""
+    from karhunen.cli.calibrate import Wanted, run
 
-    run(output, model, recipe, tuple(text or ()), max_tokens, resume, statistics, keep_statistics, dtype, as_json)
+    run(
+        Wanted(
+            output=output,
+            model_name=model,
+            recipe_text=recipe,
+            texts=tuple(text or ()),
+            max_tokens=max_tokens,
+            resume=resume,
+            saved=statistics,
+            keep_statistics=keep_statistics,
+            dtype=dtype,
+            device=device,
+            sequence_tokens=sequence_tokens,
+            batch=batch,
+            memory=memory,
+            plan=plan,
+        ),
+        as_json,
+    )
 
 
 @app.command()

@@ -55,6 +55,12 @@ Texts = Annotated[
 Dtype = Annotated[
     str, typer.Option("--dtype", help="What the model runs in: float32, bfloat16 or float16.", parser=word)
 ]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device", help="cpu, cuda, cuda:1, several with commas, or auto: spread over all there are.", parser=word
+    ),
+]
 CodecFolder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A codec's folder, as `calibrate` writes it.", parser=path)
 ]

@@ -41,7 +41,7 @@ def run_python(folder: Path, source: str, model: str = "smollm2") -> str:
     source = source.replace('"smollm2"', repr(model))
     (folder / "readme.py").write_text(source, encoding="utf-8")
     environment = {"PYTHONPATH": str(ROOT / "src"), "HOME": str(Path.home()), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "readme.py"]
+    command = [sys.executable, "-W", "ignore", "-W", "error::FutureWarning:__main__", "readme.py"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -224,7 +224,8 @@ class Codec:
         if not isinstance(made, cls):
             raise ValueError(f"{folder} holds a {type(made).__name__}, not a codec")
         if made.card is not None:
-            _LOG.log(logging.INFO if made.card.passed else logging.WARNING, "%s: %s", folder, made.card.line)
+            level = logging.INFO if made.card.passed else logging.WARNING
+            _LOG.log(level, "%s: %s; all: `karhunen inspect %s`", folder, made.card.line, folder)
         return made
 
 

@@ -9,7 +9,6 @@ is the recipe `karhunen` as of codec version 2.
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from tests.golden.version_1 import integers
 from tests.hf.tiny import SIZES

@@ -56,9 +56,7 @@ def test_measuring_is_short_however_long_the_text(model: Any, clock: Clock) -> N
     assert reading_seconds(model, torch.ones(1, 0, dtype=torch.long)) == 0
 
 
-def test_a_conversation_saves_what_reading_takes_not_what_its_turns_took(
-    clock: Clock, tmp_path: Path
-) -> None:
+def test_a_conversation_saves_what_reading_takes_not_what_its_turns_took(clock: Clock, tmp_path: Path) -> None:
     from karhunen.hf.conversation import converse
     from karhunen.hf.embedded import load
 

@@ -47,8 +47,8 @@ class LayerState:
 @dataclass(frozen=True)
 class SessionState:
     """All that a cache holds. `tokens` are those of the text, where known: what the cache has read, and after it what
-    was chosen and not read yet. `dtype` is that of the model's weights; `made_by` describes the codec, whose fingerprint
-    `codec` is."""
+    was chosen and not read yet. `dtype` is that of the model's weights; `made_by` describes the codec, `codec` is its
+    fingerprint."""
 
     weights: str
     codec: str

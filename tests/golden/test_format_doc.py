@@ -25,11 +25,9 @@ def test_the_versions_that_are_written_are_those_that_are_described() -> None:
     assert f"Codecs and sessions are of format version {codec.VERSION}, statistics and pages of version 1." in TEXT
     assert {artifact.VERSION, frame.VERSION} == {1}
     assert (session.VERSION, session.READ) == (codec.VERSION, codec.READ)
-    older = [f"`{version}`" for version in codec.READ if version != codec.VERSION]
-    assert (
-        f"| `version` | of a codec or session `{codec.VERSION}`, of others `1`. Their readers take {', '.join(older)} as "
-        "well" in TEXT
-    )
+    older = ", ".join(f"`{version}`" for version in codec.READ if version != codec.VERSION)
+    said = f"of a codec or session `{codec.VERSION}`, of others `1`. Their readers take {older} as well"
+    assert f"| `version` | {said}" in TEXT
 
 
 SIDES = side_tensors()

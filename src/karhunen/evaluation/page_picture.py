@@ -92,7 +92,7 @@ def _row(axes: Axes, cells: Sequence[Cell], title: str) -> None:
 
 
 def _apart(places: Sequence[float]) -> list[float]:
-    """Places from 0 to 1, in order, moved as little to the right as keeps `SPACE` between them, and then to the left."""
+    """Places from 0 to 1, in order, moved right where `SPACE` between them needs it, then left."""
     found: list[float] = []
     for place in places:
         found.append(max(place, found[-1] + SPACE) if found else place)

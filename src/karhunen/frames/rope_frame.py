@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from karhunen.statistics.rotary import Rotary
+from karhunen.statistics.rotary import Rotary, distinct
 
 
 @final
@@ -82,7 +82,7 @@ class RopeFrame:
         """R(n − n₀) μ at each position."""
         if rotary is None:
             return mean[None, :, None]
-        offsets, where = (positions - self.starts(positions)).unique(return_inverse=True)
+        offsets, where = distinct(positions - self.starts(positions))
         turned = rotary.rotate(mean[:, None].expand(-1, len(offsets), -1), offsets)  # [h offsets d]
         return turned[:, where].transpose(0, 1)
 

@@ -26,6 +26,7 @@ from karhunen.fitting import fit
 from karhunen.hf.attention import enable
 from karhunen.hf.cache import CompressedCache
 from karhunen.kernels.paths import available, fastest, forced
+from karhunen.pages.page_codec import PageCodec
 from karhunen.recipes import make
 from karhunen.recipes import names as recipe_names
 from karhunen.statistics.need import SLOTS
@@ -140,6 +141,24 @@ def read_twice(
         reader = reader_of(made, held)
         found.append(fused.attend(reader, held, move(query), scale=SMALL.key_dim**-0.5, **given).cpu())
     return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", ["karhunen", "kivi", "int4"])
+def test_pages_of_vectors_on_a_device_are_those_of_the_host(name: str, device: FakeDevice) -> None:
+    made, x = codec(name), cached(SMALL, 1, 64)
+    pages = PageCodec(made, torch.float32)
+    here, there = {0: (x[0][0], x[1][0])}, {0: tuple(side[0].to(device.device) for side in x)}
+    at = torch.arange(64)
+    assert pages.encode_pages(there, at, 32) == pages.encode_pages(here, at, 32)  # type: ignore[arg-type]
+
+
+def test_beams_are_reordered_by_one_question(device: FakeDevice) -> None:
+    model = moved(device, "llama")
+    held = CompressedCache(model, fitted("llama", "karhunen"))
+    run(model, tokens(3, N_PROMPT).to(device.device), held)
+    device.waits.clear()
+    held.reorder_cache(torch.tensor([2, 0, 0]).to(device.device))
+    assert len([wait for wait in device.waits if "cuda to cpu" in wait]) == 1
 
 
 def test_tables_are_placed_once_for_a_device(device: FakeDevice) -> None:

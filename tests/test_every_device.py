@@ -25,6 +25,7 @@ from karhunen.evaluation.attention_error import attention_errors, capture
 from karhunen.fitting import fit
 from karhunen.hf.attention import enable
 from karhunen.hf.cache import CompressedCache
+from karhunen.hf.probe import updates
 from karhunen.kernels.paths import available, fastest, forced
 from karhunen.pages.page_codec import PageCodec
 from karhunen.recipes import make
@@ -237,6 +238,19 @@ def test_a_model_generates_the_same_tokens(family: str, name: str, device: FakeD
         coded = [row for row in ours.report().layers if row.n_coded]
         assert coded
         assert all("path (forced)" in row.how_read or "coefficients" in row.how_read for row in coded)
+
+
+def test_each_layer_of_a_spread_model_has_its_tables_where_it_is(device: FakeDevice) -> None:
+    model, made = model_of("llama"), fitted("llama", "karhunen")
+    seen = updates(model, tokens(1, 60))
+    spread, whole = CompressedCache(model, made), CompressedCache(model, made)
+    for i, to in enumerate((torch.device("cpu"), device.device)):
+        spread.update(*(x.to(to) for x in seen[i]), i)
+        whole.update(*seen[i], i)
+    stores = [layer.store for layer in spread.coded_layers()]
+    assert [device_of(store.codec) for store in stores] == [torch.device("cpu"), device.device]
+    for store, other in zip(stores, whole.coded_layers(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(bits(store), bits(other.store), strict=True))
 
 
 def test_several_turns_and_a_crop(device: FakeDevice) -> None:

@@ -264,7 +264,7 @@ class CompressedCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows in the order of `beam_idx`, which is brought to the host once for all layers."""
-        super().reorder_cache(beam_idx.to(HOST))
+        super().reorder_cache(cast("Any", beam_idx.to(HOST)))
 
     @property
     def model(self) -> nn.Module:

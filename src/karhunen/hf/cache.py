@@ -263,6 +263,10 @@ class CompressedCache(Cache):
         held = (layer.store.tensors() for layer in self.coded_layers())
         return sum(x.nbytes for tensors in held for name, x in tensors.items() if name.endswith(".shared"))
 
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Rows in the order of `beam_idx`, which is brought to the host once for all layers."""
+        super().reorder_cache(cast("Any", beam_idx.to(HOST)))
+
     @property
     def model(self) -> nn.Module:
         """The model that reads it; ValueError if that is gone."""

@@ -32,7 +32,14 @@ LAYERS = (
 )
 """Highest first. A part imports itself and lower layers; parts side by side do not know each other."""
 
-LEAVES = {"kernels": "quantizers", "values": "statistics", "folder": "statistics", "stores": "hf", "card": "codec"}
+LEAVES = {
+    "kernels": "quantizers",
+    "values": "statistics",
+    "device": "statistics",
+    "folder": "statistics",
+    "stores": "hf",
+    "card": "codec",
+}
 """Import nothing of karhunen but themselves; each with the lowest layer that may import it (those above may too)."""
 
 ONLY_IMPORTERS = {

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from karhunen.card import ReportCard
+from karhunen.device import HOST, computes_float64, device_of, moved
 from karhunen.folder import read_folder, write_folder
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.packing.base import Layout
@@ -45,6 +46,8 @@ PART_PACKAGES = (
     "karhunen.codec",
 )
 
+NOT_FINITE = "NaN or infinity among the vectors to be coded; the model's own forward produced it"
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -59,6 +62,10 @@ class Packed:
     def tensors(self) -> list[Tensor]:
         """Everything that takes memory."""
         return [self.planes, *self.side.values()]
+
+    def to(self, device: torch.device) -> "Packed":
+        """The same on a device."""
+        return moved(self, device)
 
 
 @final
@@ -84,8 +91,20 @@ class SideCodec:
 
         Tokens of `left_out` are kept elsewhere: they stretch no range that others share.
         """
-        if not _is_finite(x):
-            raise ValueError("NaN or infinity among the vectors to be coded; the model's own forward produced it")
+        if not is_finite(x):
+            raise ValueError(NOT_FINITE)
+        return self.encode_finite(x, positions, left_out)
+
+    def encode_finite(
+        self,
+        x: Float[Tensor, "b h t d"],
+        positions: Int[Tensor, "b t"],
+        left_out: Bool[Tensor, "b t"] | None = None,
+    ) -> Packed:
+        """As `encode`, of vectors known to be finite: asks the device nothing where the symbols are bytes."""
+        if (away := self._away(x.device)) is not None:
+            hidden = None if left_out is None else left_out.to(away)
+            return self.encode_finite(x.to(away), positions.to(away), hidden).to(x.device)
         with as_written(x.device):
             y = self.transform.forward(self.frame.forward(x.detach(), positions, self.rotary, self.mean))
             if left_out is not None:
@@ -101,6 +120,10 @@ class SideCodec:
 
     def decode(self, packed: Packed, positions: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
         """Bytes to vectors, float32 or float64 as the frame leaves them."""
+        device = packed.planes.device
+        if (away := self._away(device)) is not None:
+            made = self.decode(packed.to(away), positions.to(away))
+            return made.float().to(device)  # a device without float64 is the reason why they were away
         with as_written(packed.planes.device):
             codes = Codes(self.layout.unpack(packed.planes), packed.side)
             y = self.quantizer.decode(codes)
@@ -109,6 +132,22 @@ class SideCodec:
     def distort(self, x: Float[Tensor, "b h t d"], positions: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
         """`decode(encode(x))`: what attention will see in place of x."""
         return self.decode(self.encode(x, positions), positions)
+
+    @cached_property
+    def device(self) -> torch.device | None:
+        """Where the tables lie; None where there are none."""
+        return device_of(self)
+
+    def _away(self, device: torch.device) -> torch.device | None:
+        """The host, where vectors of a device without float64 are coded; None where they are coded on the spot.
+        ValueError if the tables lie on another device."""
+        if not computes_float64(device):
+            return HOST
+        if self.device is not None and self.device != device:
+            raise ValueError(
+                f"the vectors lie on {device}, the codec's tables on {self.device}; use codec.to({device})"
+            )
+        return None
 
 
 @final
@@ -131,6 +170,20 @@ class LayerCodec:
     def is_paged(self) -> bool:
         """Whether a side's bytes are stored as pages of varying length, which are read whole."""
         return any(self.side(slot).layout.pages is not None for slot in SLOTS)
+
+    def to(self, device: torch.device) -> "LayerCodec":
+        """The same with its tables on `device`, or on the host where that device has no float64. Made once for each
+        device: whoever asks again, through this value or that one, gets the one value."""
+        where = device if computes_float64(device) else HOST
+        if where not in self._placed:
+            made = moved(self, where)
+            made.__dict__["_placed"] = self._placed
+            self._placed[where] = made
+        return self._placed[where]
+
+    @cached_property
+    def _placed(self) -> dict[torch.device, "LayerCodec"]:
+        return {}
 
     @cached_property
     def prepared(self) -> dict[str, Any]:
@@ -190,6 +243,11 @@ class Codec:
         if reason := self.model.mismatch(model):
             raise ValueError(f"this codec does not fit the model: {reason}")
 
+    def to(self, device: torch.device | str) -> "Codec":
+        """The same with its tables on one device. A cache does so by itself, layer by layer, for the device where the
+        layer's keys lie: of use where a codec is called without one."""
+        return replace(self, layers={i: layer.to(torch.device(device)) for i, layer in self.layers.items()})
+
     def fingerprint(self) -> str:
         """Sixteen hex digits over everything that decides the bytes: tables, layouts, window."""
         return fingerprint((self.layers, self.window))
@@ -214,9 +272,14 @@ class Codec:
         return made
 
 
-def _is_finite(x: Tensor) -> bool:
-    """No NaN, no infinity: both come through in the extremes, which one pass finds."""
-    return x.numel() == 0 or all(math.isfinite(end) for end in map(float, x.aminmax()))
+def is_finite(x: Tensor) -> bool:
+    """No NaN, no infinity: both come through in the extremes, which one pass finds. Waits for the device of `x`."""
+    return all(math.isfinite(end) for end in extremes(x).tolist())
+
+
+def extremes(x: Tensor) -> Float[Tensor, " 2"]:
+    """The smallest and the largest number, NaN if one is."""
+    return torch.stack(x.aminmax()) if x.numel() else x.new_zeros(2)
 
 
 def as_written(device: torch.device) -> AbstractContextManager[Any]:

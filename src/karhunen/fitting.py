@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from karhunen.codec import Codec, LayerCodec, Origin, SideCodec
+from karhunen.device import HOST, moved
 from karhunen.frames.rope_frame import join_heads
 from karhunen.metrics.base import costs_nothing
 from karhunen.quantizers.base import QuantizerData
@@ -60,6 +61,7 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     missing or zero in every layer, a size does not fit, the recipe's frame needs a rotation that the model does not
     have, or a fitted table would hold NaN or infinity.
     """
+    statistics = moved(statistics, HOST)
     left = reasons_left_exact(recipe, statistics.model)
     _refuse_missing_rotation(recipe, statistics)
     jobs: dict[Key, _Job] = {
@@ -91,7 +93,7 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
 def samples_and_variances(recipe: Recipe, statistics: Statistics, layer: int, slot: Slot) -> tuple[Tensor, Tensor]:
     """Calibration vectors of one side in the recipe's transform, [g n c], and their variances, [g c]: what its
     quantizer is trained on, for measurements of quantizers. ValueError as in `fit`."""
-    job = _job(recipe, statistics, layer, slot)
+    job = _job(recipe, moved(statistics, HOST), layer, slot)
     mean = _frame_mean(job)
     vectors = _moments(job, mean)
     transform = _fit_transform(job, vectors)
@@ -204,7 +206,9 @@ def _moments(job: _Job, mean: Tensor | None) -> Moments | None:
     found = job.statistics.measured.get(job.about)
     if not isinstance(found, Moments) or mean is None:
         return found if isinstance(found, Moments) else None
-    turned = _turned_means(job, mean, torch.arange(job.side.frame.block_tokens or CENTERED_POSITIONS))
+    turned = _turned_means(
+        job, mean, torch.arange(job.side.frame.block_tokens or CENTERED_POSITIONS, device=mean.device)
+    )
     drift = Moments.of(turned)
     count = found.count / drift.count
     return Moments(found.count, torch.zeros_like(found.sum), found.outer - count[:, None, None] * drift.outer)
@@ -240,7 +244,7 @@ def _allocate(
 
 def _spectrum(moments: Moments | None, job: _Job) -> Tensor:
     if moments is None:
-        return torch.ones(job.size, dtype=torch.float64)
+        return torch.ones(job.size, dtype=torch.float64, device=HOST)
     return moments.second_moment.diagonal(dim1=-2, dim2=-1)
 
 

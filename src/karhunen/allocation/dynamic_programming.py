@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.allocation.base import Allocation, RateCost
+from karhunen.device import HOST
 
 K = TypeVar("K")
 FRACTION = 64  # overheads are counted in 1/64 bit
@@ -60,7 +61,8 @@ class DynamicProgramming(Allocation):
         budget = self.bits * sum(s.numel() for s in spectra.values()) - fixed
         flat = torch.cat([e.flatten() for e in energy.values()])
         price = [self._prices(costs[key], size[key]) for key, e in energy.items() for _ in range(e.numel())]
-        chosen = torch.tensor(knapsack(flat, self.widths, price, math.floor(budget * FRACTION)), dtype=torch.float64)
+        widths = knapsack(flat, self.widths, price, math.floor(budget * FRACTION))
+        chosen = torch.tensor(widths, dtype=torch.float64, device=flat.device)
         if not bool(chosen.any()):
             raise ValueError(
                 f"a budget of {budget:.0f} bits per token is too small for a single group of {max(size.values())} "
@@ -86,10 +88,12 @@ def knapsack(
     unit = math.gcd(*within) if within else 1
     n_states = max(0, budget) // unit + 1
     scale = float(energy.max()) or 1.0
-    least = torch.zeros(n_states, dtype=torch.float64)  # least error of the items so far, by units spent at most
+    least = torch.zeros(
+        n_states, dtype=torch.float64, device=HOST
+    )  # least error of the items so far, by units spent at most
     choices: list[Tensor] = []
     for item, row in zip((energy / scale).tolist(), prices, strict=True):
-        options = torch.full((len(widths), n_states), math.inf, dtype=torch.float64)
+        options = torch.full((len(widths), n_states), math.inf, dtype=torch.float64, device=HOST)
         for k, (width, price) in enumerate(zip(widths, row, strict=True)):
             if price <= max(0, budget):
                 options[k, price // unit :] = least[: n_states - price // unit] + item * 4.0**-width

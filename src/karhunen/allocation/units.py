@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from karhunen.device import HOST
+
 FLOOR = 1e-30
 
 
@@ -43,12 +45,12 @@ def units_by_return(
         left -= n
         if i + 1 < len(steps[h]):
             heapq.heappush(queue, (-steps[h][i + 1][1], h, i + 1))
-    return torch.tensor(given)
+    return torch.tensor(given, device=HOST)
 
 
 def distortion_bound(spectrum: Float[Tensor, " c"], unit: int, n_units: int) -> Float[Tensor, " u"]:
     """Distortion of reverse water-filling at 0 … n_units units of bits."""
-    variance = np.sort(np.maximum(spectrum.double().numpy(), FLOOR))[::-1]
+    variance = np.sort(np.maximum(spectrum.double().cpu().numpy(), FLOOR))[::-1]
     n = np.arange(1, len(variance) + 1)
     sums = np.log2(variance).cumsum()
     tail = variance.sum() - variance.cumsum()
@@ -57,7 +59,7 @@ def distortion_bound(spectrum: Float[Tensor, " c"], unit: int, n_units: int) -> 
         line = (sums - 2.0 * unit * u) / n  # the water line if the first n coefficients were above it
         k = int(np.nonzero(np.log2(variance) >= line)[0][-1])
         bound.append(float(n[k] * 2.0 ** line[k] + max(tail[k], 0.0)))
-    return torch.tensor(bound, dtype=torch.float64)
+    return torch.tensor(bound, dtype=torch.float64, device=HOST)
 
 
 def _steps(

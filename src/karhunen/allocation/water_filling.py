@@ -73,10 +73,10 @@ class WaterFilling(Allocation):
         means = {key: _geometric_mean(s, size[key]) for key, s in spectra.items()}  # [g groups]
         flat = torch.cat([m.flatten() for m in means.values()])
         if float(flat.max()) <= 2 * FLOOR:  # nothing moves (a layer of zeros): any will do, and the first get the bits
-            flat = torch.logspace(0, -6, len(flat), dtype=flat.dtype)
-        n = torch.cat([torch.full((m.numel(),), float(size[k])) for k, m in means.items()]).double()
-        overhead = torch.cat([torch.full((m.numel(),), costs[k].overhead_bits) for k, m in means.items()]).double()
-        most = torch.cat([torch.full((m.numel(),), float(costs[k].max_bits)) for k, m in means.items()]).double()
+            flat = torch.logspace(0, -6, len(flat), dtype=flat.dtype, device=flat.device)
+        n = torch.cat([m.new_full((m.numel(),), float(size[k])) for k, m in means.items()]).double()
+        overhead = torch.cat([m.new_full((m.numel(),), costs[k].overhead_bits) for k, m in means.items()]).double()
+        most = torch.cat([m.new_full((m.numel(),), float(costs[k].max_bits)) for k, m in means.items()]).double()
         fixed = sum(costs[key].token_bits * s.shape[0] for key, s in spectra.items())
         n_coefficients = sum(s.numel() for s in spectra.values())
         stored = self.bits * n_coefficients if self.token_bytes is None else 8 * self.token_bytes
@@ -86,7 +86,7 @@ class WaterFilling(Allocation):
         ideal = ideal_bits(flat, n, overhead, most, budget)
         if next(iter(costs.values())).integer:
             ideal = _whole(ideal, n, overhead, most, budget)
-            least = torch.cat([torch.full((m.numel(),), float(costs[k].least_bits)) for k, m in means.items()])
+            least = torch.cat([m.new_full((m.numel(),), float(costs[k].least_bits)) for k, m in means.items()])
             ideal = _at_least(ideal, flat, least.double(), n, overhead, most)
         parts = ideal.split([m.numel() for m in means.values()])
         filled = {

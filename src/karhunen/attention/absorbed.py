@@ -18,6 +18,7 @@ from torch import Tensor
 
 from karhunen.attention.reference import Partial, weighted
 from karhunen.codec import LayerCodec, Packed, SideCodec
+from karhunen.device import HOST
 from karhunen.frames.rope_frame import split_heads
 from karhunen.quantizers.affine import AffineQuantizer
 from karhunen.quantizers.base import Codes
@@ -37,8 +38,8 @@ class InverseMap:
     def of(cls, side: SideCodec, n_coefficients: int) -> "InverseMap":
         """What the transform does to unit vectors, by head; trailing coefficients that get no bits are left out."""
         g = 1 if side.frame.joined else side.n_heads
-        eye = torch.eye(n_coefficients, dtype=torch.float64)
-        probe = torch.cat([torch.zeros(1, n_coefficients, dtype=torch.float64), eye]).expand(1, g, -1, -1)
+        eye = torch.eye(n_coefficients, dtype=torch.float64, device=side.device or HOST)
+        probe = torch.cat([eye.new_zeros(1, n_coefficients), eye]).expand(1, g, -1, -1)
         images = side.transform.inverse(probe)
         images = (split_heads(images, side.n_heads) if side.frame.joined else images)[0]  # [h 1+c d]
         n_kept = _n_kept(side, n_coefficients)

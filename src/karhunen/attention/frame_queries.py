@@ -18,6 +18,7 @@ from torch import Tensor
 
 from karhunen.attention.absorbed import InverseMap
 from karhunen.codec import SideCodec
+from karhunen.device import HOST, uploaded
 from karhunen.kernels.byte_attention.inputs import row_lanes
 from karhunen.statistics.rotary import Rotary
 
@@ -68,7 +69,7 @@ class FrameQueries:
                 raise ValueError("the mean of a post-RoPE frame turns with every position")
             if turning:
                 assert side.rotary is not None and side.frame.block_tokens is not None, "a turning frame has blocks"
-                places = torch.arange(side.frame.block_tokens)
+                places = torch.arange(side.frame.block_tokens, device=offset.device)
                 turned = side.rotary.rotate(mean[:, None].expand(-1, len(places), -1), places)
                 offset = offset + turned.mT.to(offset.dtype)
             else:
@@ -112,9 +113,9 @@ class FrameQueries:
     def blocks(self, first: int, n: int, dtype: torch.dtype) -> Float[Tensor, "n s"]:
         """The left side for blocks `first` … `first + n`."""
         if self.rotary is None:
-            return torch.ones(1, 1, dtype=dtype)
+            return torch.ones(1, 1, dtype=dtype, device=self.matrix.device)
         assert self.block_tokens is not None, "a turning frame has blocks"
-        angles = _angles(self._frequencies, self.block_tokens, first, n, dtype)
+        angles = _angles(self._frequencies, self.block_tokens, first, n, dtype, self.matrix.device)
         return angles if self._has_rest else angles[:, :-1]
 
     @cached_property
@@ -151,7 +152,11 @@ def _pairs(x: Float[Tensor, "*b d"], rotary: Rotary) -> tuple[Tensor, Tensor, Te
 
 
 @lru_cache(maxsize=CACHED_CHUNKS)
-def _angles(frequencies: tuple[float, ...], block_tokens: int, first: int, n: int, dtype: torch.dtype) -> Tensor:
-    starts = torch.arange(first, first + n, dtype=torch.float64) * block_tokens
-    angle = starts[:, None] * torch.tensor(frequencies, dtype=torch.float64)
-    return torch.cat([angle.cos(), angle.sin(), torch.ones(n, 1, dtype=torch.float64)], dim=-1).to(dtype)
+def _angles(
+    frequencies: tuple[float, ...], block_tokens: int, first: int, n: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Made on the host, for any device: the copy is not waited for."""
+    starts = torch.arange(first, first + n, dtype=torch.float64, device=HOST) * block_tokens
+    angle = starts[:, None] * torch.tensor(frequencies, dtype=torch.float64, device=HOST)
+    made = torch.cat([angle.cos(), angle.sin(), angle.new_ones(n, 1)], dim=-1).to(dtype)
+    return uploaded(made, device)

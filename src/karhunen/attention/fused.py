@@ -8,7 +8,8 @@ Working memory is that of one chunk and does not grow with the cache. `reference
 """
 
 from collections.abc import Iterator
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -17,15 +18,14 @@ from torch import Tensor
 from karhunen.attention.frame_queries import LaidOut
 from karhunen.attention.reader import ByteSide, Reader
 from karhunen.codec import Packed, SideCodec
-from karhunen.kernels.byte_attention import CodedTokens, Partial, byte_attention, choose_path, merge_partials
+from karhunen.device import answers, on_host
+from karhunen.kernels.byte_attention import CodedTokens, Partial, byte_attention, merge_partials
 from karhunen.kernels.byte_attention.naive import additive
-from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.exact_attention import CodedPart, exact_attention
 from karhunen.kernels.paths import fastest
 from karhunen.kernels.scan_attention import Frames, scan_attention
 from karhunen.quantizers.base import Codes
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
-from karhunen.quantizers.gains import gain_values
 from karhunen.store.exceptions import Exceptions, RowExceptions
 from karhunen.store.snapshot import Snapshot
 
@@ -54,24 +54,27 @@ def attend(
     softcap: float | None = None,
     mask: Shaped[Tensor, "b 1 m t"] | None = None,
     sinks: Float[Tensor, " q"] | None = None,
+    over_coded: "OverCoded | None" = None,
 ) -> Float[Tensor, "b q m e"]:
     """The newest `m` tokens, held exact, attend to all tokens held up to each of them.
 
-    `mask` is additive, or true where a token is seen; it says all that is visible if given. `sinks` are learned
-    logits that take a share of the softmax and give nothing. NotReadableError where `refusal` gives a reason.
+    `mask` is additive, or true where a token is seen; it says all that is visible if given, and `over_coded` what is
+    known of it already. `sinks` are learned logits that take a share of the softmax and give nothing. Kernels are those
+    of the query's device. NotReadableError where `refusal` gives a reason.
     """
-    if reason := refusal(reader, held, query, mask):
+    over_coded = OverCoded.of(held, mask) if over_coded is None else over_coded
+    if reason := refusal(reader, held, over_coded):
         raise NotReadableError(reason)
     b, n_heads, m, _ = query.shape
     h = held.recent["key"].shape[1]
     rows = query.reshape(b, h, n_heads // h * m, -1)
     rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
     extra = held.exceptions.by_row(held.batch) if held.exceptions is not None else None
-    coded = None if held.packed is None else _coded(reader, held, rows, scale, softcap, _over_coded(held, mask))
+    coded = None if held.packed is None else _coded(reader, held, rows, scale, softcap, over_coded.terms)
     if m == 1 and mask is None and softcap is None and (extra is None or extra.there is None):
         pieces = [(held.sink["key"], held.sink["value"]), (held.recent["key"], held.recent["value"])]
         pieces += [(extra.key, extra.value)] if extra else []
-        path = fastest("exact_attention", "cpu")[0] if rows.dtype == torch.float32 else "naive"
+        path = _path("exact_attention", rows)
         whole = exact_attention(rows, pieces, coded, scale=scale, path=path)
     else:
         exact = _exact(held, extra, rows, m, scale, softcap, mask)
@@ -83,22 +86,46 @@ def attend(
     return out.to(query.dtype)
 
 
-def refusal(reader: Reader, held: Snapshot, query: Tensor, mask: Tensor | None) -> str:
+def refusal(reader: Reader, held: Snapshot, over_coded: "OverCoded") -> str:
     """Why these tokens have to be decoded instead; empty if they can be read as they are."""
     if reader.mode == "decoded":
         return reader.reason
-    if query.device.type != "cpu":
-        return choose_path(query.device.type).reason
     granule = reader.codec.granule_tokens
     if granule > 1 and any(start % granule for start, _, _ in held.offsets(0, held.n_coded)):
         return "positions change within a block of tokens that were coded together"
-    if mask is not None and held.n_coded:
+    return over_coded.reason
+
+
+@final
+@dataclass(frozen=True)
+class OverCoded:
+    """What a mask says of the coded tokens: `terms`, None where all are seen, or why bytes cannot be read under it.
+
+    Of one new token on a device the terms are handed on as they are: whether they hide anything is not asked, since the
+    answer would have to be waited for. With several new tokens it is, so a caller with many layers asks once.
+    """
+
+    terms: Shaped[Tensor, "b t"] | None = None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, held: Snapshot, mask: Tensor | None) -> "OverCoded":
+        """Of a mask [b, heads, m, t] over all tokens held."""
+        if mask is None or not held.n_coded:
+            return cls()
         if mask.shape[1] != 1:
-            return "the mask differs between heads"
-        coded = mask[..., held.n_sink : held.n_sink + held.n_coded]
-        if mask.shape[2] > 1 and not bool((coded == coded[:, :, :1]).all()):
-            return "the mask differs between queries over coded tokens"
-    return ""
+            return cls(reason="the mask differs between heads")
+        coded = mask[:, 0, :, held.n_sink : held.n_sink + held.n_coded]
+        terms = coded[:, 0]
+        if mask.shape[2] == 1 and not on_host(mask):
+            return cls(terms)
+        seen = terms if terms.dtype == torch.bool else terms == 0
+        if mask.shape[2] == 1:
+            return cls(None if bool(seen.all()) else terms)
+        alike, all_seen = answers((coded == coded[:, :1]).all(), seen.all())
+        if not bool(alike):
+            return cls(reason="the mask differs between queries over coded tokens")
+        return cls(None if bool(all_seen) else terms.clone())
 
 
 def _exact(
@@ -128,8 +155,8 @@ def _exact(
             terms = torch.cat([terms, additive(at.flatten(0, 2), rows.dtype).view_as(at)], dim=-1)
         scores = _per_query(scores, terms, m)
     elif m > 1:
-        later = torch.ones(m, n_held, dtype=torch.bool).triu(n_held - m + 1)
-        terms = torch.zeros(1, 1, m, key.shape[2], dtype=rows.dtype)
+        later = torch.ones(m, n_held, dtype=torch.bool, device=rows.device).triu(n_held - m + 1)
+        terms = rows.new_zeros(1, 1, m, key.shape[2])
         terms[..., :n_held].masked_fill_(later, -torch.inf)
         scores = _per_query(scores, terms, m)
     if extra is not None and extra.there is not None:
@@ -149,13 +176,9 @@ def _partial(scores: Float[Tensor, "b g r n"], values: Float[Tensor, "b #g n c"]
     return Partial(mean, (largest + total.log()).squeeze(-1))
 
 
-def _over_coded(held: Snapshot, mask: Tensor | None) -> Tensor | None:
-    """What of the mask lies over coded tokens, [b t]; None where all are seen."""
-    if mask is None:
-        return None
-    coded = mask[:, 0, 0, held.n_sink : held.n_sink + held.n_coded]
-    seen = coded if coded.dtype == torch.bool else coded == 0
-    return None if bool(seen.all()) else coded
+def _path(op: str, rows: Tensor) -> str:
+    """Compiled kernels compute in float32; other precisions are the definition's."""
+    return fastest(op, rows.device.type)[0] if rows.dtype == torch.float32 else "naive"
 
 
 def _coded(
@@ -197,19 +220,22 @@ def _scanned(
     softcap: float | None,
     mask: Tensor | None,
 ) -> CodedPart:
-    """All coded tokens, one call for each run of positions: one, unless rows were padded or turns left gaps."""
+    """All coded tokens, one call for each run of positions: one, unless rows were padded or turns left gaps. The
+    definition, which decodes what it is given, is given a chunk at a time."""
     assert held.packed is not None and reader.to_vectors is not None, "something is coded"
-    path = fastest("scan_attention", "cpu")[0] if rows.dtype == torch.float32 else "naive"
-    tables = [cast("ByteQuantizer", reader.codec.side(slot).quantizer).byte_tables for slot in ("key", "value")]
+    path = _path("scan_attention", rows)
+    quantizers = [cast("ByteQuantizer", reader.codec.side(slot).quantizer) for slot in ("key", "value")]
     excepted = held.exceptions
     parts: list[Partial] = []
-    for start, stop, first in held.offsets(0, held.n_coded):
+    whole_runs = path != "naive"
+    runs = held.offsets(0, held.n_coded) if whole_runs else _chunks(held, reader.codec.granule_tokens)
+    for start, stop, first in runs:
         whole = len(set(first)) == 1
         by_row: list[Partial] = []
         for r in [slice(None)] if whole else [slice(i, i + 1) for i in range(held.batch)]:
             sides = [_rows_of(held.packed[slot], r, start, stop, reader.codec.side(slot)) for slot in ("key", "value")]
-            key, value = (_coded_tokens(p, t) for p, t in zip(sides, tables, strict=True))
-            hidden = None if excepted is None else _hidden(excepted, r, start, stop, held.n_coded)
+            key, value = (_coded_tokens(p, q) for p, q in zip(sides, quantizers, strict=True))
+            hidden = None if excepted is None else excepted.places(r, start, stop)
             by_row.append(
                 scan_attention(
                     rows[r], key, value, frames, path=path, first_position=first[r.start or 0], scale=scale,
@@ -222,27 +248,12 @@ def _scanned(
     )
 
 
-def _coded_tokens(packed: Packed, tables: ByteTables) -> CodedTokens:
-    gain = packed.side.get("gain")
-    levels = (
-        gain_values(torch.arange(256, dtype=torch.uint8)) if gain is not None and gain.dtype == torch.uint8 else None
-    )
-    return CodedTokens(packed.planes, tables, gain, levels)
+def _coded_tokens(packed: Packed, quantizer: ByteQuantizer) -> CodedTokens:
+    return CodedTokens(packed.planes, quantizer.byte_tables, packed.side.get("gain"), quantizer.gain_levels)
 
 
 def _both(part: Partial) -> tuple[Tensor, Tensor]:
     return part.mean, part.log_sum
-
-
-def _hidden(excepted: Exceptions, rows: slice, start: int, stop: int, n_coded: int) -> tuple[Tensor, Tensor]:
-    """Tokens that are read exact, of some rows and a range, counted from its beginning."""
-    if rows == slice(None) and (start, stop) == (0, n_coded):
-        return excepted.rows, excepted.tokens
-    first = rows.start or 0
-    mine = (excepted.tokens >= start) & (excepted.tokens < stop)
-    if rows != slice(None):
-        mine &= excepted.rows == first
-    return excepted.rows[mine] - first, excepted.tokens[mine] - start
 
 
 def _in_vectors(coded: CodedPart) -> Partial:
@@ -264,12 +275,10 @@ def _visible(
     here = None if mask is None else mask[:, start:stop]
     if exceptions is None:
         return here
-    among = (exceptions.tokens >= start) & (exceptions.tokens < stop)
-    if not bool(among.any()):
+    if (at := exceptions.places(slice(None), start, stop)) is None:
         return here
-    here = torch.ones(batch, stop - start, dtype=torch.bool) if here is None else here.clone()
-    hidden = False if here.dtype == torch.bool else -torch.inf
-    here[exceptions.rows[among].long(), exceptions.tokens[among].long() - start] = hidden
+    here = torch.ones(batch, stop - start, dtype=torch.bool, device=at[0].device) if here is None else here.clone()
+    here[at[0].long(), at[1].long()] = False if here.dtype == torch.bool else -torch.inf
     return here
 
 
@@ -300,8 +309,7 @@ def _read(
     sides = [(_rows_of(packed[slot], rows, start, stop, reader.codec.side(slot))) for slot in ("key", "value")]
     if reader.key is not None and reader.value is not None:
         key, value = (_tokens(side, which) for side, which in zip(sides, (reader.key, reader.value), strict=True))
-        path = choose_path("cpu").path if queries.dtype == torch.float32 else "naive"
-        return byte_attention(queries, key, value, path=path, **terms)
+        return byte_attention(queries, key, value, path=_path("byte_attention", queries), **terms)
     assert reader.to_vectors is not None, "a reader of coded tokens maps values back"
     y, z = (_coefficients(reader.codec.side(slot), p) for slot, p in zip(("key", "value"), sides, strict=True))
     return _read_coefficients(queries, y, z[..., : reader.to_vectors.n_kept], h, **terms)

@@ -20,12 +20,13 @@ from torch import Tensor
 from karhunen.attention.absorbed import Absorbed, InverseMap
 from karhunen.attention.frame_queries import FrameQueries
 from karhunen.codec import LayerCodec, SideCodec
+from karhunen.device import HOST, computes_float64
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.paths import fastest
 from karhunen.kernels.scan_attention import Frames
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.quantizers.byte_vq import INDEX_BITS
-from karhunen.quantizers.gains import gain_values
+from karhunen.quantizers.gains import gain_levels
 from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.store.snapshot import Snapshot
 
@@ -59,11 +60,11 @@ class ByteSide:
         if tables is None:
             return "its codeword tables do not have 256 entries each"
         place, n_places = tables.in_quads
-        column = torch.zeros(tables.n_heads, n_places, dtype=torch.int64)
+        column = torch.zeros(tables.n_heads, n_places, dtype=torch.int64, device=place.device)
         for head, (first, last) in enumerate(pairwise(tables.plane_start)):
             mine = slice(tables.column_start[first], tables.column_start[last])
             column[head, place[mine]] = tables.coefficient[mine].long()
-        levels = gain_values(torch.arange(256, dtype=torch.uint8)) if quantizer.gain == "log8" else None
+        levels = gain_levels(place.device) if quantizer.gain == "log8" else None
         return cls(replace(tables, coefficient=place, n_coefficients=n_places), column, levels)
 
     def of_heads(self, n_heads: int) -> Int[Tensor, "h c"]:
@@ -126,11 +127,16 @@ class Reader:
         )
 
     @cached_property
+    def device(self) -> torch.device:
+        """Where the tables lie, and so what reads them."""
+        return self.codec.key.device or self.codec.value.device or HOST
+
+    @property
     def description(self) -> str:
-        """The mode, and the kernel's path or the reason why it is not `bytes`."""
+        """The mode, and the kernel's path with the reason for it, or the reason why the mode is not `bytes`."""
         if self.mode != "bytes":
             return f"{self.mode} ({self.reason})"
-        path, reason = fastest("byte_attention" if self.scan is None else "scan_attention", "cpu")
+        path, reason = fastest("byte_attention" if self.scan is None else "scan_attention", self.device.type)
         return f"bytes, {path} path ({reason})"
 
 
@@ -166,10 +172,13 @@ def _rows(matrix: Float[Tensor, "h r d"], index: Int[Tensor, "h c"]) -> Float[Te
 
 
 def reader_of(codec: LayerCodec, held: Snapshot) -> Reader:
-    """The reader of a layer for what it holds; made once for a codec."""
+    """The reader of a layer for what it holds, where it is held; made once for a codec and a device."""
     key, value = (held.recent[slot] for slot in ("key", "value"))
+    codec = codec.to(key.device)
     dtype = torch.promote_types(key.dtype, torch.float32)
     name = f"reader {key.shape[1:4:2]} {value.shape[1:4:2]} {dtype}"
+    if not computes_float64(key.device):
+        return Reader(codec, "decoded", f"{key.device.type} has no float64, so vectors are decoded on the host")
     if name not in codec.prepared:
         codec.prepared[name] = Reader.of(codec, key.shape[-1], value.shape[-1], dtype)
     return codec.prepared[name]

@@ -259,5 +259,5 @@ def _refuse_unobserved(plan: _Plan, sums: Mapping[int, LayerStatistics]) -> None
 def _source(pieces: list[Int[Tensor, " _"]]) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
-        digest.update(torch.cat([piece, torch.tensor([-1])]).numpy().tobytes())
+        digest.update(torch.cat([piece, piece.new_tensor([-1])]).numpy().tobytes())
     return f"{sum(len(piece) for piece in pieces)} tokens, sha256 {digest.hexdigest()[:16]}"

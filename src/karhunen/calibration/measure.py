@@ -20,6 +20,7 @@ from karhunen.calibration.reading import (
     output_projection,
     raw_scores,
 )
+from karhunen.device import HOST
 from karhunen.frames.rope_frame import RopeFrame, join_heads
 from karhunen.hf.capture import Attention, Observation
 from karhunen.statistics.moments import Moments
@@ -181,7 +182,7 @@ def _attention_of(need: Need, seen: Observation) -> Attention:
 
 
 def _zero_moments(g: int, d: int) -> Moments:
-    zero = torch.zeros(g, d, d, dtype=torch.float64)
+    zero = torch.zeros(g, d, d, dtype=torch.float64, device=HOST)
     return Moments(zero[:, 0, 0], zero[:, 0], zero)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from karhunen.calibration.reading import group_of_heads, raw_scores, softmax_rows
 from karhunen.calibration.tokens import Input, sequences
 from karhunen.codec import Codec, LayerCodec
+from karhunen.device import HOST
 from karhunen.hf.capture import Observation, capturing
 from karhunen.hf.describe import identity_of
 from karhunen.hf.output_weights import output_weights
@@ -182,10 +183,10 @@ def _read(codec: LayerCodec, window: Window, slot: Slot, seen: Observation, plac
     """Vectors as a cache would give them back: coded in `place`, but for the tokens kept exact by their norm."""
     x = seen.key if slot == "key" else seen.value
     back = x[:1].clone()
-    coded = codec.side(slot).distort(x[:1, :, place], seen.positions[:1, place]).to(x)
+    coded = codec.to(x.device).side(slot).distort(x[:1, :, place], seen.positions[:1, place]).to(x)
     if codec.exceptions is not None:
         group = window.group_tokens(codec.granule_tokens)
-        kept = codec.exceptions.exact(seen.key[:1, :, place], seen.value[:1, :, place], group)
+        kept = codec.exceptions.exact(seen.key[:1, :, place], seen.value[:1, :, place], group).to(x.device)
         coded = torch.where(kept[:, None, :, None], x[:1, :, place], coded)
     back[:, :, place] = coded
     return back[0]
@@ -194,7 +195,7 @@ def _read(codec: LayerCodec, window: Window, slot: Slot, seen: Observation, plac
 def _n_coded(window: Window, codec: LayerCodec, n_tokens: int) -> Int[Tensor, " t"]:
     """How many coded tokens each row reads: those that had left the window when it came."""
     counts = [window.partition(m, codec.granule_tokens).count(Place.CODED) for m in range(n_tokens)]
-    return torch.tensor(counts)
+    return torch.tensor(counts, device=HOST)
 
 
 def _first_reader(window: Window, codec: LayerCodec, n_tokens: int) -> int:

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from karhunen.device import HOST
+
 Input = str | Sequence[str] | Sequence[Sequence[int]] | Tensor | Mapping[str, Tensor]
 
 
@@ -27,7 +29,7 @@ def sequences(
     for piece in pieces:
         ids = piece[: max_tokens - total]
         if len(ids) >= min_tokens:
-            kept.append(torch.tensor(ids))
+            kept.append(torch.tensor(ids, device=HOST))
             total += len(ids)
     if not kept:
         longest = max((len(piece) for piece in pieces), default=0)

@@ -87,8 +87,9 @@ def _error(layer: int, codec: Codec, seen: Captured) -> LayerError:
     key, value = store.read()
     t, n_dropped = seen.key.shape[2], seen.key.shape[2] - key.shape[2]
     n_sink = min(codec.window.sink_tokens, t)
-    held = torch.cat([torch.arange(n_sink), torch.arange(n_sink + n_dropped, t)])
-    p, q = _log_weights(seen, seen.key, torch.arange(t)), _log_weights(seen, key, held)
+    every = torch.arange(t, device=key.device)
+    held = torch.cat([every[:n_sink], every[n_sink + n_dropped :]])
+    p, q = _log_weights(seen, seen.key, every), _log_weights(seen, key, held)
     exact, coded = _output(p, seen.value), _output(q, value)
     kl = None
     if not n_dropped:
@@ -104,7 +105,7 @@ def _log_weights(seen: Captured, key: Tensor, held: Int[Tensor, " t"]) -> Float[
     if seen.softcap:
         scores = seen.softcap * (scores / seen.softcap).tanh()
     n, m = seen.key.shape[2], seen.query.shape[2]
-    at = torch.arange(n - m, n)[:, None]
+    at = torch.arange(n - m, n, device=held.device)[:, None]
     visible = held <= at
     if seen.window_tokens:
         visible &= held > at - seen.window_tokens

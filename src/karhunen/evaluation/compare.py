@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from karhunen.device import HOST
 from karhunen.evaluation.metrics import Interval, interval
 from karhunen.evaluation.result import Result
 from karhunen.evaluation.rows import bits_per_element
@@ -94,8 +95,11 @@ def _has(result: Result, measure: str) -> bool:
 
 def _values(result: Result, measure: str) -> list[Tensor]:
     if measure == "score":
-        return [torch.tensor([float(answer["coded_score"])], dtype=torch.float64) for answer in result["answers"]]
-    return [torch.tensor(document[measure], dtype=torch.float64) for document in result["tokens"]]
+        return [
+            torch.tensor([float(answer["coded_score"])], dtype=torch.float64, device=HOST)
+            for answer in result["answers"]
+        ]
+    return [torch.tensor(document[measure], dtype=torch.float64, device=HOST) for document in result["tokens"]]
 
 
 def _difference(a: Result, b: Result, measure: str) -> Difference:

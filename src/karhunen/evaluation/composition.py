@@ -20,6 +20,7 @@ from torch import Tensor
 
 from karhunen import recipes
 from karhunen.codec import Codec, Origin, SideCodec
+from karhunen.device import HOST
 from karhunen.quantizers.base import Codes, Quantizer
 from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.recipe import Side
@@ -190,12 +191,12 @@ def coefficient_bits(quantizer: Quantizer, g: int, c: int) -> Float[Tensor, "g c
     if isinstance(bits, Tensor) and bits.shape == (g, c):
         return bits.double()
     if isinstance(quantizer, VectorQuantizer):
-        shared = torch.zeros(g, c, dtype=torch.float64)
+        shared = torch.zeros(g, c, dtype=torch.float64, device=quantizer.entries.device)
         for plane in range(len(quantizer.widths)):
             where = quantizer.plane_coordinates(plane)
             shared[int(quantizer.plane_group[plane]), where] += quantizer.widths[plane] / len(where)
         return shared
-    return torch.full((g, c), sum(quantizer.widths) / (g * c), dtype=torch.float64)
+    return torch.full((g, c), sum(quantizer.widths) / (g * c), dtype=torch.float64, device=HOST)
 
 
 def _recipe_row(name: str) -> RecipeRow:
@@ -225,8 +226,9 @@ def _axes(side: Side | None) -> dict[str, str]:
 def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec) -> SideAnatomy:
     n_tokens = math.lcm(codec.quantizer.granule_tokens, MEASURED_TOKENS)
     d = shape.key_dim if slot == "key" else shape.value_dim
-    x = torch.randn(1, codec.n_heads, n_tokens, d, generator=torch.Generator().manual_seed(0))
-    positions = torch.arange(n_tokens)[None]
+    generator = torch.Generator(HOST).manual_seed(0)
+    x = torch.randn(1, codec.n_heads, n_tokens, d, generator=generator, device=HOST).to(codec.device or HOST)
+    positions = torch.arange(n_tokens, device=x.device)[None]
     packed = codec.encode(x, positions)
     g, c = codec.quantizer.decode(Codes(codec.layout.unpack(packed.planes), packed.side)).shape[1::2]
     axes = {

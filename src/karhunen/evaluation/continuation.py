@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from karhunen.codec import Codec
+from karhunen.device import HOST
 from karhunen.evaluation.metrics import rouge_l, tokens_until_divergence
 from karhunen.evaluation.score import coded_copy
 from karhunen.hf.cache import dense_cache
@@ -81,7 +82,7 @@ def stop_tokens(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
 def _greedy(model: nn.Module, cache: Any, first: int, n_tokens: int, stop: Sequence[int]) -> list[int]:
     tokens = [first]
     while len(tokens) < n_tokens and tokens[-1] not in stop:
-        tokens.append(_next(model, torch.tensor(tokens[-1:]), cache))
+        tokens.append(_next(model, torch.tensor(tokens[-1:], device=HOST), cache))
     return tokens
 
 

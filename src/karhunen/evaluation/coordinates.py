@@ -58,11 +58,11 @@ def _curve(values: Tensor) -> tuple[float, ...]:
 
 @torch.no_grad()
 def _of_layer(side: SideCodec, x: Float[Tensor, "b h t d"]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    positions = torch.arange(x.shape[2])[None].expand(x.shape[0], -1)
+    positions = torch.arange(x.shape[2], device=x.device)[None].expand(x.shape[0], -1)
     y = side.transform.forward(side.frame.forward(x, positions, side.rotary, side.mean))
     before, after = _covariance(x), _covariance(y)
     bits = coefficient_bits(side.quantizer, *y.shape[1::2]).sort(-1, descending=True).values.mean(0)
-    at = (torch.tensor(FRACTIONS) * (len(bits) - 1)).round().long()
+    at = (torch.tensor(FRACTIONS, device=bits.device) * (len(bits) - 1)).round().long()
     return _energy(before), _energy(after), bits[at], _correlation(before), _correlation(after)
 
 
@@ -76,7 +76,7 @@ def _energy(covariance: Float[Tensor, "g c c"]) -> Float[Tensor, " n"]:
     variance = covariance.diagonal(dim1=-2, dim2=-1).sort(-1, descending=True).values
     total = torch.cat([torch.zeros_like(variance[:, :1]), variance.cumsum(-1)], dim=-1)
     share = (total / total[:, -1:].clamp_min(1e-300)).mean(0)
-    at = torch.tensor(FRACTIONS, dtype=torch.float64) * (len(share) - 1)
+    at = torch.tensor(FRACTIONS, dtype=torch.float64, device=share.device) * (len(share) - 1)
     low, high = at.floor().long(), at.ceil().long()
     return share[low] + (share[high] - share[low]) * (at - low)
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 
 from karhunen.calibration.texts import evaluation_text, read_texts
+from karhunen.device import HOST
 from karhunen.evaluation.literature import work
 from karhunen.evaluation.score import Document
 
@@ -61,7 +62,7 @@ def default_documents(
         *_first(_sources(tokenizer, MODULES[split], n, seed), n_code, "code"),
         *(_first(_literature(tokenizer, split, n, seed), n_literature, "literature") if n_literature else ()),
     ]
-    return [Document(name, torch.tensor(ids), prefill_tokens) for name, ids in found]
+    return [Document(name, torch.tensor(ids, device=HOST), prefill_tokens) for name, ids in found]
 
 
 def prose(split: Split) -> tuple[str, ...]:
@@ -84,7 +85,7 @@ def file_documents(
         ids = encode(tokenizer, text)
         longest = max(longest, len(ids))
         pieces = [ids[start : start + n] for start in range(0, len(ids) - n + 1, n)]
-        found += [Document(f"text {i}.{j}", torch.tensor(p), prefill_tokens) for j, p in enumerate(pieces)]
+        found += [Document(f"text {i}.{j}", torch.tensor(p, device=HOST), prefill_tokens) for j, p in enumerate(pieces)]
     if not found:
         raise ValueError(
             f"no text is long enough: the longest has {longest} tokens, {prefill_tokens} to read and "

@@ -30,7 +30,9 @@ def structures(covariance: Float[Tensor, "h d d"], metrics: Float[Tensor, "h q d
     spread = float((pooled * covariance).sum())
     shared = torch.stack([axes_of(covariance.mean(0), pooled.mean(0))] * h)
     own = torch.stack([axes_of(covariance[i], pooled[i]) for i in range(h)])
-    bare = torch.stack([axes_of(covariance[i], torch.eye(d, dtype=torch.float64)) for i in range(h)])
+    bare = torch.stack(
+        [axes_of(covariance[i], torch.eye(d, dtype=torch.float64, device=covariance.device)) for i in range(h)]
+    )
     copies = [
         distortion(covariance[i], axes_of(covariance[i], metrics[i, j]), metrics[i, j], bits / q)
         for i in range(h)

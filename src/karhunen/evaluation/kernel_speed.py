@@ -14,6 +14,7 @@ from torch import Tensor
 from karhunen.attention import fused
 from karhunen.attention.reader import reader_of
 from karhunen.codec import LayerCodec, Packed, SideCodec
+from karhunen.device import HOST
 from karhunen.evaluation.speed import Timings
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.packing.bit_fields import BitFields
@@ -59,17 +60,17 @@ def measure(
     shape: Shape, n_tokens: int, batch: int, bits: float, rounds: int, tables: TableKind = "free"
 ) -> dict[str, Any]:
     """Milliseconds, speed-ups, bytes and the error against float64, as a JSON row."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(HOST).manual_seed(0)
     codec = made_up_codec(shape, bits, generator, tables)
     held = made_up_layer(codec, shape, n_tokens, batch, generator)
-    query = torch.randn(batch, shape.h * shape.q, 1, shape.d, generator=generator)
-    key, value = (torch.randn(batch, shape.h, n_tokens, shape.d, generator=generator) for _ in range(2))
+    query = torch.randn(batch, shape.h * shape.q, 1, shape.d, generator=generator, device=HOST)
+    key, value = (torch.randn(batch, shape.h, n_tokens, shape.d, generator=generator, device=HOST) for _ in range(2))
     q16, k16, v16 = (x.bfloat16() for x in (query, key, value))
     scale, gqa = shape.d**-0.5, shape.q > 1
     reader = reader_of(codec, held)
     grouped = query.view(batch, shape.h, shape.q, shape.d) * scale
-    vectors = torch.randn(batch, shape.h, N_ENCODED, shape.d, generator=generator)
-    at = torch.arange(N_ENCODED).expand(batch, -1)
+    vectors = torch.randn(batch, shape.h, N_ENCODED, shape.d, generator=generator, device=HOST)
+    at = torch.arange(N_ENCODED, device=HOST).expand(batch, -1)
     with torch.inference_mode():
         timings = Timings.of(
             {
@@ -114,27 +115,30 @@ def made_up_codec(
     if not 1 <= n_bytes <= shape.d:
         raise ValueError(f"{bits} bits per element of {shape.d} are {n_bytes} bytes a head; give 1 to {shape.d}")
     sizes = [shape.d // n_bytes + (i < shape.d % n_bytes) for i in range(n_bytes)] * shape.h
-    rotary = Rotary(10000.0 ** -(torch.arange(0, shape.d, 2) / shape.d))
+    rotary = Rotary(10000.0 ** -(torch.arange(0, shape.d, 2, device=HOST) / shape.d))
 
     def side(frame: RopeFrame, turn: Rotary | None) -> SideCodec:
-        matrix = torch.linalg.qr(torch.randn(shape.h, shape.d, shape.d, generator=generator))[0]
-        order = [torch.randperm(shape.d, generator=generator) for _ in range(shape.h)]
+        matrix = torch.linalg.qr(torch.randn(shape.h, shape.d, shape.d, generator=generator, device=HOST))[0]
+        order = [torch.randperm(shape.d, generator=generator, device=HOST) for _ in range(shape.h)]
         a, b = INDEX_BITS[tables]
         n = shape.h * shape.d
-        low, high = (torch.randint(-60, 60, (rows, n), generator=generator, dtype=torch.int8) for rows in (2**a, 2**b))
+        low, high = (
+            torch.randint(-60, 60, (rows, n), generator=generator, dtype=torch.int8, device=HOST)
+            for rows in (2**a, 2**b)
+        )
         quantizer = ByteQuantizer(
             g=shape.h,
             c=shape.d,
             gain="none",
-            plane_group=torch.arange(shape.h).repeat_interleave(n_bytes),
-            plane_size=torch.tensor(sizes),
+            plane_group=torch.arange(shape.h, device=HOST).repeat_interleave(n_bytes),
+            plane_size=torch.tensor(sizes, device=HOST),
             coordinates=torch.cat(order),
             low=low,
             high=high if b else high[:0],
-            scale=torch.full((n,), 1 / 40),
+            scale=torch.full((n,), 1 / 40, device=HOST),
         )
-        mean = torch.randn(shape.h, shape.d, generator=generator) if frame.center else None
-        mapped = AffineMap(torch.zeros(shape.h, shape.d), matrix, matrix.mT.contiguous())
+        mean = torch.randn(shape.h, shape.d, generator=generator, device=HOST) if frame.center else None
+        mapped = AffineMap(torch.zeros(shape.h, shape.d, device=HOST), matrix, matrix.mT.contiguous())
         return SideCodec(shape.h, frame, turn, mean, mapped, quantizer, BitFields((8,) * len(sizes)))
 
     return LayerCodec(side(RopeFrame(block_tokens, center=True), rotary), side(RopeFrame(), None))
@@ -147,12 +151,12 @@ def made_up_layer(codec: LayerCodec, shape: Shape, n_tokens: int, batch: int, ge
         raise ValueError(f"{n_tokens} tokens leave none to be coded; give {N_SINK + N_RECENT + 1} or more")
 
     def exact(n: int) -> dict[Slot, Tensor]:
-        return {slot: torch.randn(batch, shape.h, n, shape.d, generator=generator) for slot in SLOTS}
+        return {slot: torch.randn(batch, shape.h, n, shape.d, generator=generator, device=HOST) for slot in SLOTS}
 
     packed: dict[Slot, Packed] = {}
     for slot in SLOTS:
         n_planes = len(codec.side(slot).quantizer.widths)
-        planes = torch.randint(0, 256, (batch, n_planes, n_coded), generator=generator, dtype=torch.uint8)
+        planes = torch.randint(0, 256, (batch, n_planes, n_coded), generator=generator, dtype=torch.uint8, device=HOST)
         packed[slot] = Packed(planes, {})
     return Snapshot(exact(N_SINK), exact(N_RECENT), packed, None, Positions(), n_coded, 0)
 

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from karhunen.device import HOST
+
 BLOCK_TOKENS = 32
 MANY_DOCUMENTS = 20
 N_RESAMPLES = 2000
@@ -40,11 +42,12 @@ def interval(documents: Sequence[Shaped[Tensor, " _"]], seed: int = 0) -> Interv
     """Mean over all tokens of all documents, with its bootstrap interval."""
     unit, parts = _units([values.double() for values in documents])
     sums = torch.stack([part.sum() for part in parts])
-    counts = torch.tensor([len(part) for part in parts], dtype=torch.float64)
-    drawn = torch.randint(len(parts), (N_RESAMPLES, len(parts)), generator=torch.Generator().manual_seed(seed))
+    counts = torch.tensor([len(part) for part in parts], dtype=torch.float64, device=sums.device)
+    generator = torch.Generator(HOST).manual_seed(seed)
+    drawn = torch.randint(len(parts), (N_RESAMPLES, len(parts)), generator=generator, device=HOST).to(sums.device)
     means = sums[drawn].sum(-1) / counts[drawn].sum(-1)
     tail = (1 - LEVEL) / 2
-    low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    low, high = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64, device=means.device)).tolist()
     return Interval(float(sums.sum() / counts.sum()), low, high, unit, len(parts))
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from karhunen.codec import Codec
+from karhunen.device import HOST
 from karhunen.evaluation.score import DenseRun, compared_with
 from karhunen.hf.probe import inference
 from karhunen.pages import PageCodec
@@ -35,7 +36,7 @@ def score_restored(model: nn.Module, codec: Codec, dense: DenseRun) -> tuple[Flo
         cache = deepcopy(dense.cache)
         layers: dict[int, Any] = {index: cache.layers[index] for index in pages.layers}
         given = {i: (layer.keys[0, :, :n], layer.values[0, :, :n]) for i, layer in layers.items()}
-        for i, (key, value) in pages.decode_layers(pages.encode_pages(given, torch.arange(n), page)):
+        for i, (key, value) in pages.decode_layers(pages.encode_pages(given, torch.arange(n, device=HOST), page)):
             layers[i].keys[0, :, :n] = key
             layers[i].values[0, :, :n] = value
         kl, agree, _, _ = compared_with(model, dense, cache)

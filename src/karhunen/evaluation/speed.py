@@ -12,6 +12,8 @@ from typing import final
 
 import torch
 
+from karhunen.device import HOST
+
 COPY_BYTES = 64 << 20
 
 
@@ -54,7 +56,7 @@ class Timings:
 
 def copy_bandwidth(rounds: int = 5) -> float:
     """GB/s of a plain copy in memory, bytes read and bytes written both counted: what no reader of memory exceeds."""
-    source = torch.ones(COPY_BYTES, dtype=torch.uint8)
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=HOST)
     target = torch.empty_like(source)
     timings = Timings.of({"copy": lambda: target.copy_(source)}, rounds)
     return 2 * COPY_BYTES / timings.median("copy") / 1e6

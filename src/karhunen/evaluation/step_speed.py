@@ -51,7 +51,7 @@ def _measure(model: Any, codec: Codec, tokens: Tensor, rounds: int) -> dict[str,
 
         def step(which: str) -> None:
             model.set_attn_implementation("karhunen" if which == "bytes" else "sdpa")
-            at = torch.tensor([[int(caches[which].get_seq_length())]])
+            at = torch.tensor([[int(caches[which].get_seq_length())]], device=tokens.device)
             model(input_ids=tokens[None, -1:], use_cache=True, position_ids=at, **{name: caches[which]})
 
         timings = Timings.of({which: lambda which=which: step(which) for which in caches}, rounds)

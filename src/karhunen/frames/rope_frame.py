@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from karhunen.device import on_host
 from karhunen.statistics.rotary import Rotary
 
 
@@ -82,7 +83,13 @@ class RopeFrame:
         """R(n − n₀) μ at each position."""
         if rotary is None:
             return mean[None, :, None]
-        offsets, where = (positions - self.starts(positions)).unique(return_inverse=True)
+        where = positions - self.starts(positions)
+        if on_host(where):
+            offsets, where = where.unique(return_inverse=True)
+        elif self.block_tokens is not None:
+            offsets = torch.arange(self.block_tokens, device=where.device)
+        else:
+            offsets, where = where.flatten(), torch.arange(where.numel(), device=where.device).view_as(where)
         turned = rotary.rotate(mean[:, None].expand(-1, len(offsets), -1), offsets)  # [h offsets d]
         return turned[:, where].transpose(0, 1)
 

@@ -79,6 +79,7 @@ def karhunen_attention(
                     softcap=arguments.get("softcap"),
                     mask=attention_mask,
                     sinks=_sinks(module, arguments),
+                    over_coded=history.over_coded(attention_mask),
                 )
             except fused.NotReadableError as refused:
                 reason = refused.reason

@@ -20,14 +20,16 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 
 from karhunen.attention.reader import reader_of
 from karhunen.codec import Codec, LayerCodec
+from karhunen.device import HOST
 from karhunen.hf.attention import NAME
 from karhunen.hf.describe import identity_of
-from karhunen.hf.history import History, HistoryTensor
+from karhunen.hf.history import History, HistoryTensor, Masks
 from karhunen.hf.probe import text_config
 from karhunen.hf.queries import show_queries
 from karhunen.statistics.need import SLOTS
 from karhunen.store.account import Account
 from karhunen.store.layer_store import LayerStore
+from karhunen.store.positions import Offsets
 from karhunen.store.report import LayerReport, Report
 from karhunen.windows.base import Window
 from karhunen.windows.score import Queries
@@ -45,12 +47,13 @@ def static_cache(model: nn.Module, max_tokens: int) -> StaticCache:
 
 @final
 class RowOffsets:
-    """What the layers of one cache share of the running forward: left padding of each row, None where it is zero, and
-    whether the model's attention reads bytes."""
+    """What the layers of one cache share of the running forward: left padding of each row, None where it is zero, what
+    its masks hide, and whether the model's attention reads bytes."""
 
     def __init__(self) -> None:
-        self.now: Tensor | None = None
+        self.now: Offsets | None = None
         self.reads_bytes = False
+        self.masks = Masks()
 
 
 @final
@@ -111,7 +114,7 @@ class CompressedLayer(DynamicLayer):
         """All tokens, to be read from bytes where that can be, else decoded."""
         codec, held = self.store.codec, self.store.snapshot()
         if self.offsets.reads_bytes and codec is not None and held.n_coded:
-            history = History(reader_of(codec, held), held, self._note_read, self._note_dense)
+            history = History(reader_of(codec, held), held, self._note_read, self._note_dense, self.offsets.masks)
             if history.reader.mode != "decoded":
                 return HistoryTensor(history, "key", dtype), HistoryTensor(history, "value", dtype)
             self._note_read(history.reader.description)
@@ -187,7 +190,7 @@ class CompressedLayer(DynamicLayer):
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times, side by side."""
         if self.store.n_tokens:
-            self.store.select(torch.arange(self.batch_size).repeat_interleave(repeats))
+            self.store.select(torch.arange(self.batch_size, device=HOST).repeat_interleave(repeats))
 
     def offload(self) -> None:
         """Refused: coded bytes stay where attention reads them."""
@@ -298,16 +301,20 @@ def _note_offsets(
     if cache is None or not any(value is cache for value in (*args, *kwargs.values())):
         return
     cache.offsets.reads_bytes = getattr(text_config(module), "_attn_implementation", None) == NAME
+    cache.offsets.masks.clear()
     positions = kwargs.get("position_ids")
     if not isinstance(positions, Tensor) or positions.ndim != 2:
-        cache.offsets.now = None if cache.offsets.now is None else torch.zeros_like(cache.offsets.now)
+        if cache.offsets.now is not None:
+            cache.offsets.now = cache.offsets.now.zero()
         return
     last_index = cache.get_seq_length() + positions.shape[1] - 1
     offsets = last_index - positions[:, -1].long()
     tokens = next((v for v in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args) if v is not None), None)
     if isinstance(tokens, Tensor) and tokens.shape[0] != offsets.shape[0]:
         offsets = offsets.expand(tokens.shape[0]).clone()
-    cache.offsets.now = offsets if cache.offsets.now is not None or bool(offsets.any()) else None
+    given = Offsets(offsets)
+    asked = given.is_known or positions.shape[1] > 1  # a step's are asked for when its token is coded
+    cache.offsets.now = None if cache.offsets.now is None and asked and not bool(given.known.any()) else given
 
 
 def _layer_report(index: int, kind: str, layer: Any, reason: str) -> LayerReport:

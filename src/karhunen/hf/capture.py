@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
+from karhunen.device import HOST
 from karhunen.hf.probe import RecordingCache, forward, inference, parameters, text_config
 
 PRIVATE_NAME = "karhunen_capture"
@@ -86,7 +87,7 @@ class _Recorder:
         self.listener = listener
         self.pending: tuple[int, Tensor, Tensor] | None = None
         self.inputs: dict[nn.Module, Tensor] = {}
-        self.positions = self.valid = torch.empty(0)
+        self.positions = self.valid = torch.empty(0, device=HOST)
 
     def run(self, input_ids: Int[Tensor, "b t"], attention_mask: Int[Tensor, "b t"] | None = None) -> None:
         """One forward; padding (zeros of the mask) may stand on either side."""

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.modeling_utils import PreTrainedModel
 
 from karhunen.codec import Codec
+from karhunen.device import HOST
 from karhunen.folder import CONFIG
 from karhunen.hf.cache import CompressedCache
 from karhunen.hf.generation import Generation, OnText, Sampling, generate, prompt_tokens
@@ -67,7 +68,7 @@ def converse(
     result = generate(
         model, tokenizer, tokens, codec, max_new_tokens=max_new_tokens, sampling=sampling, on_text=on_text, held=cache
     )
-    text = torch.cat([tokens, torch.tensor([result.new_tokens], dtype=tokens.dtype)], dim=1)
+    text = torch.cat([tokens, torch.tensor([result.new_tokens], dtype=tokens.dtype, device=tokens.device)], dim=1)
     cache.save(folder, text, resumed.read_seconds + result.prefill_seconds)
     cache.close()
     return result, resumed
@@ -87,7 +88,7 @@ def next_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, chat: bool | No
     whole = _templated(tokenizer, [*before, {"role": "user", "content": prompt}], asks=True)
     if whole[: len(answered)] != answered:
         return first  # a template that looks back: the message stands as a first one would
-    return torch.tensor([whole[len(answered) :]])
+    return torch.tensor([whole[len(answered) :]], device=HOST)
 
 
 def _templated(tokenizer: Any, messages: list[Any], asks: bool) -> list[int]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from karhunen.device import HOST
 from karhunen.hf.probe import Update, probe_tokens, text_config, updates
 from karhunen.statistics.identity import LayerShape, ModelIdentity
 
@@ -96,7 +97,7 @@ def weights_hash(model: nn.Module) -> str:
 
 def _sample_digest(weight: Tensor) -> bytes:
     count = weight.numel()
-    where = torch.linspace(0, max(count - 1, 0), min(WEIGHT_SAMPLES, count), dtype=torch.float64).long()
+    where = torch.linspace(0, max(count - 1, 0), min(WEIGHT_SAMPLES, count), dtype=torch.float64, device=HOST).long()
     sample = weight.flatten()[where.to(weight.device)].to(torch.bfloat16).view(torch.int16).cpu()
     return hashlib.sha256(repr(tuple(weight.shape)).encode() + sample.numpy().tobytes()).digest()
 

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from karhunen.device import HOST
 from karhunen.hf.capture import Attention, routed_attention
 from karhunen.hf.probe import inference
 
@@ -183,7 +184,7 @@ def _hidden_states(model: nn.Module, head: nn.Module, tokens: Int[Tensor, " t"])
 
 
 def _backward(model: nn.Module, head: nn.Module, hidden: Float[Tensor, "1 t w"], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(HOST).manual_seed(seed)
     config: Any = cast("Any", model).config.get_text_config(decoder=True)
     cap = getattr(config, "final_logit_softcapping", None)
     at_head = hidden.detach().requires_grad_(True)

@@ -7,6 +7,7 @@ So every model works: one that hands cached keys to attention as they are is rea
 them first (latent attention) gets the decoded ones.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any, final
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from karhunen.attention.fused import OverCoded
 from karhunen.attention.reader import Reader
 from karhunen.statistics.need import Slot
 from karhunen.store.snapshot import Snapshot
@@ -23,15 +25,26 @@ COMPUTED_WITH = "the model computes with its cached keys or values before attent
 
 @final
 class History:
-    """One layer at one step. `on_read(how)` learns how it was read, `on_dense(bytes)` what decoding took."""
+    """One layer at one step. `on_read(how)` learns how it was read, `on_dense(bytes)` what decoding took; what a mask
+    says of the coded tokens is kept in `masks` for the layers of one forward, which share it."""
 
     def __init__(
-        self, reader: Reader, snapshot: Snapshot, on_read: Callable[[str], None], on_dense: Callable[[int], None]
+        self,
+        reader: Reader,
+        snapshot: Snapshot,
+        on_read: Callable[[str], None],
+        on_dense: Callable[[int], None],
+        masks: "Masks | None" = None,
     ) -> None:
         self.reader = reader
         self.snapshot = snapshot
         self.on_read = on_read
         self.on_dense = on_dense
+        self.masks = masks
+
+    def over_coded(self, mask: Tensor | None) -> OverCoded:
+        """What `mask` says of this layer's coded tokens."""
+        return OverCoded.of(self.snapshot, mask) if self.masks is None else self.masks.over_coded(self.snapshot, mask)
 
     def dense(self, slot: Slot, dtype: torch.dtype, reason: str) -> Tensor:
         """Decoded, for the reason given."""
@@ -39,6 +52,29 @@ class History:
         made = self.snapshot.dense(self.reader.codec, slot).to(dtype)
         self.on_dense(2 * made.nbytes)
         return made
+
+
+@final
+class Masks:
+    """What the masks of one forward say of coded tokens: layers that hold alike are given one mask, which is looked at
+    once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, int, int], tuple[weakref.ref[Tensor], OverCoded]] = {}
+
+    def clear(self) -> None:
+        """Another forward begins."""
+        self._found.clear()
+
+    def over_coded(self, held: Snapshot, mask: Tensor | None) -> OverCoded:
+        """As `OverCoded.of`."""
+        if mask is None:
+            return OverCoded()
+        asked = id(mask), held.n_sink, held.n_coded
+        kept = self._found.get(asked)
+        if kept is None or kept[0]() is not mask:
+            kept = self._found[asked] = weakref.ref(mask), OverCoded.of(held, mask)
+        return kept[1]
 
 
 @final

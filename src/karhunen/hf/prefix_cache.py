@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from karhunen.codec import Codec
+from karhunen.device import HOST
 from karhunen.hf.cache import dense_cache
 from karhunen.hf.describe import identity_of
 from karhunen.hf.fingerprint import tokenizer_fingerprint, weights_fingerprint
@@ -146,7 +147,7 @@ class PrefixCache:
             layer: Any = cache.layers[index]
             layers[index] = (layer.keys[0, :, run].detach(), layer.values[0, :, run].detach())
         try:
-            made = self.pages.encode_pages(layers, torch.arange(run.start, run.stop), self.page_tokens)
+            made = self.pages.encode_pages(layers, torch.arange(run.start, run.stop, device=HOST), self.page_tokens)
         except ValueError as error:  # NaN, or vectors of another dtype under autocast: the text is there all the same
             self.store.failed(str(error))
             return 0

@@ -13,6 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from karhunen.device import HOST
+
 Update = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]  # keys, values; sizes differ between layers
 
 N_PROBE_TOKENS = 10
@@ -108,9 +110,11 @@ def probe_tokens(model: nn.Module, n_tokens: int = N_PROBE_TOKENS) -> Int[Tensor
     size = int(getattr(config, "vocab_size", 0) or 0)
     if size < 2:
         raise ValueError(f"{type(model).__name__} has no vocabulary to probe it with")
-    ids = torch.randperm(size, generator=torch.Generator().manual_seed(0))[: n_tokens + len(special)].tolist()
+    ids = torch.randperm(size, generator=torch.Generator(HOST).manual_seed(0), device=HOST)[
+        : n_tokens + len(special)
+    ].tolist()
     ordinary = [i for i in ids if i not in special] or ids
-    return torch.tensor([(ordinary * n_tokens)[:n_tokens]])
+    return torch.tensor([(ordinary * n_tokens)[:n_tokens]], device=HOST)
 
 
 def n_positions(model: nn.Module) -> int:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from karhunen.device import HOST
 from karhunen.hf.probe import Update, n_positions, parameters, probe_tokens, text_config, updates
 from karhunen.statistics.rotary import Rotary
 
@@ -65,7 +66,7 @@ def detect_rotary(model: nn.Module) -> dict[int, DetectedRotary]:
 def _at(model: nn.Module, tokens: Int[Tensor, "1 t"], first: int) -> dict[str, Tensor]:
     if "position_ids" not in parameters(model):
         return {}
-    return {"position_ids": torch.arange(first, first + tokens.shape[1])[None]}
+    return {"position_ids": torch.arange(first, first + tokens.shape[1], device=HOST)[None]}
 
 
 def _shifted(model: nn.Module, tokens: Int[Tensor, "1 t"], shift: int) -> dict[int, Update]:
@@ -73,7 +74,7 @@ def _shifted(model: nn.Module, tokens: Int[Tensor, "1 t"], shift: int) -> dict[i
     if "position_ids" in parameters(model):
         return updates(model, tokens, **_at(model, tokens, shift))
     padding = tokens[:, :1].expand(1, shift)
-    mask = torch.cat([torch.zeros(1, shift), torch.ones(tokens.shape)], dim=1).long()
+    mask = torch.cat([tokens.new_zeros(1, shift), torch.ones_like(tokens)], dim=1)
     seen = updates(model, torch.cat([padding, tokens], dim=1), attention_mask=mask)
     return {layer: (key[:, :, shift:], value[:, :, shift:]) for layer, (key, value) in seen.items()}
 
@@ -100,7 +101,7 @@ def _candidates(model: nn.Module) -> Iterator[Float[Tensor, " pairs"]]:
     config = text_config(model)
     if not held and (width := getattr(config, "rotary_dim", None)):
         base = float(getattr(config, "rope_theta", None) or 10000.0)
-        held = [base ** -(torch.arange(0, int(width), 2, dtype=torch.float64) / int(width)).float()]
+        held = [base ** -(torch.arange(0, int(width), 2, dtype=torch.float64, device=HOST) / int(width)).float()]
     distinct: list[Tensor] = []
     for frequencies in held:
         if not any(torch.equal(frequencies, other) for other in distinct):
@@ -160,10 +161,10 @@ def _error(x: Float[Tensor, "1 h t d"], ys: dict[int, Tensor], rotary: Rotary | 
 
     The median forgives a token that an expert router sends elsewhere for a rounding error.
     """
-    x = x.detach().double().cpu()
+    x = x.detach().cpu().double()
     size = x.norm(dim=(1, 3)).clamp(min=1e-30)  # [1 t]
     errors: list[float] = []
     for shift, y in ys.items():
-        guess = x if rotary is None else rotary.rotate(x, torch.full((1, 1, x.shape[-2]), shift))
-        errors.append(float(((guess - y.detach().double().cpu()).norm(dim=(1, 3)) / size).median()))
+        guess = x if rotary is None else rotary.rotate(x, torch.full((1, 1, x.shape[-2]), shift, device=x.device))
+        errors.append(float(((guess - y.detach().cpu().double()).norm(dim=(1, 3)) / size).median()))
     return float("inf") if any(error != error for error in errors) else max(errors)

@@ -24,6 +24,7 @@ from karhunen.hf.fingerprint import weights_fingerprint
 from karhunen.hf.layer_state import layer_state, restore_layer
 from karhunen.statistics.identity import LayerShape
 from karhunen.store.layer_store import LayerStore
+from karhunen.store.positions import Offsets
 from karhunen.store.state import StoreState
 from karhunen.values import assemble, dismantle, kinds_in
 
@@ -74,7 +75,7 @@ def save_session(
         codec=cache.codec.fingerprint(),
         exact_dtype=_dtype_name(compressed[0].exact_dtype) if compressed else "",
         keep_decoded=bool(compressed) and compressed[0].store.keeps_decoded,
-        offsets=cache.offsets.now,
+        offsets=None if cache.offsets.now is None else cache.offsets.now.known,
         layers=tuple(_layer(layer) for layer in cache.layers),
         tokens=None if tokens is None else tokens.cpu(),
         read_seconds=read_seconds,
@@ -113,7 +114,7 @@ def load_session(
             _restore(layer, held, codec.model.layers[index], device, state.keep_decoded)
         except (TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"layer {index} in {folder} cannot be restored: {error}") from error
-    cache.offsets.now = None if state.offsets is None else state.offsets.to(device)
+    cache.offsets.now = None if state.offsets is None else Offsets(state.offsets)
     if len({layer.get_seq_length() for layer in cache.coded_layers()}) > 1:
         raise ValueError(f"{folder} holds layers of different lengths; it cannot be continued")
     return cache, state

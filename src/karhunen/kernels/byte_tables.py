@@ -136,14 +136,15 @@ class ByteTables:
     def in_quads(self) -> tuple[Int[Tensor, " columns"], int]:
         """Where each column lies among its head's when a plane begins at a multiple of four and a head at one of
         eight, as CPU kernels read them, and how many places the widest head takes."""
-        place, most = torch.empty(self.entries.shape[1], dtype=torch.int64), 0
+        place: list[int] = []
+        most = 0
         for first, last in pairwise(self.plane_start):
             at = 0
             for start, stop in pairwise(self.column_start[first : last + 1]):
-                place[start:stop] = torch.arange(at, at + stop - start)
+                place += range(at, at + stop - start)
                 at += -(-(stop - start) // 4) * 4
             most = max(most, -(-at // 8) * 8)
-        return place, most
+        return torch.tensor(place, dtype=torch.int64, device=self.entries.device), most
 
     @cached_property
     def half_norms(self) -> Float[Tensor, "s 256"]:

@@ -35,7 +35,7 @@ def regularized(matrix: Float[Tensor, "g d d"], ridge: float) -> Float[Tensor, "
     d = matrix.shape[-1]
     level = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
     level = level.clamp_min(LEAST_SHARE * float(level.max())).clamp_min(LEAST_LEVEL)
-    return matrix + ridge * level[:, None, None] * torch.eye(d, dtype=matrix.dtype)
+    return matrix + ridge * level[:, None, None] * torch.eye(d, dtype=matrix.dtype, device=matrix.device)
 
 
 def costs_nothing(moments: Moments) -> Bool[Tensor, " g"]:

@@ -31,7 +31,7 @@ class Relative(Metric):
         spread = find(about).covariance
         matrix = self.of.matrix(about, find)
         if matrix is None:
-            matrix = torch.eye(spread.shape[-1], dtype=spread.dtype).expand_as(spread)
+            matrix = torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device).expand_as(spread)
         cost = (matrix * spread).sum()
         if float(cost) <= 0:  # the vectors do not move, so their coding costs nothing in any unit
             cost = matrix.diagonal(dim1=-2, dim2=-1).sum()

@@ -17,6 +17,7 @@ from typing import Any, final
 import torch
 
 from karhunen import kernels
+from karhunen.device import HOST
 from karhunen.hf.embedded import MODELS, default_cache_dir, is_cached
 
 PACKAGES = (
@@ -117,7 +118,7 @@ def _version(name: str) -> str | None:
 
 
 def _devices() -> tuple[str, ...]:
-    found = ["cpu"]
+    found = [HOST.type]
     for i in range(torch.cuda.device_count()):
         properties: Any = torch.cuda.get_device_properties(i)
         found.append(f"cuda:{i} {properties.name}, {properties.total_memory / 2**30:.0f} GiB")

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Integer, UInt8
 from torch import Tensor
 
 
@@ -37,7 +37,7 @@ class Layout(ABC):
         """Bytes that hold one token."""
 
     @abstractmethod
-    def pack(self, symbols: Int[Tensor, "b s t"]) -> UInt8[Tensor, "b p t"]:
+    def pack(self, symbols: Integer[Tensor, "b s t"]) -> UInt8[Tensor, "b p t"]:
         """Symbols to bytes; ValueError if one does not fit its width."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import final
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Integer, UInt8
 from torch import Tensor
 
 from karhunen.packing.base import Layout, PackingSpec
@@ -40,10 +40,12 @@ class BitFields(Layout):
         """Bytes that hold one token; the last may be partly used."""
         return -(-sum(self.widths) // 8)
 
-    def pack(self, symbols: Int[Tensor, "b s t"]) -> UInt8[Tensor, "b p t"]:
+    def pack(self, symbols: Integer[Tensor, "b s t"]) -> UInt8[Tensor, "b p t"]:
         """Symbols to byte planes; ValueError if one does not fit its width."""
         b, s, t = symbols.shape
         assert s == len(self.widths), f"{s} symbols for {len(self.widths)} fields"
+        if symbols.dtype == torch.uint8 and all(w == 8 for w in self.widths):
+            return symbols
         if symbols.numel():
             limit = torch.tensor([1 << w for w in self.widths], device=symbols.device)[:, None]
             if bool(((symbols < 0) | (symbols >= limit)).any()):

@@ -14,7 +14,7 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Integer, UInt8
 from torch import Tensor
 
 from karhunen.packing.base import Layout, PackingSpec, PageCoder
@@ -83,7 +83,7 @@ class DeflatedFields(Layout):
         """Before pages are deflated."""
         return self.fields.bytes_per_token
 
-    def pack(self, symbols: Int[Tensor, "b s t"]) -> UInt8[Tensor, "b p t"]:
+    def pack(self, symbols: Integer[Tensor, "b s t"]) -> UInt8[Tensor, "b p t"]:
         """Symbols to byte planes; ValueError if one does not fit its width."""
         return self.fields.pack(symbols)
 

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed
+from karhunen.device import HOST
 from karhunen.pages.exact import most_exact, shortest
 from karhunen.pages.frame import LENGTH, SHRUNK, Entry, Frame, Section
 from karhunen.pages.plan import KeysValues, PagePlan
@@ -74,10 +75,10 @@ def decode_layer(plan: PagePlan, layer: int, frames: Sequence[Frame], sections: 
         )
         return key, value
     first, lengths = frames[0].first_token, [frame.n_tokens for frame in frames]
-    positions = torch.arange(first, first + sum(lengths))[None]
+    positions = torch.arange(first, first + sum(lengths), device=HOST)[None]
     where = torch.cat(
         [
-            torch.tensor([start + i for (i,) in LENGTH.iter_unpack(section.exact)], dtype=torch.int64)
+            torch.tensor([start + i for (i,) in LENGTH.iter_unpack(section.exact)], dtype=torch.int64, device=HOST)
             for start, section in zip((f.first_token - first for f in frames), sections, strict=True)
         ]
     )
@@ -114,7 +115,7 @@ def _section(entry: Entry, exact: bytes, key: list[list[bytes]], value: list[lis
 def _coded(
     plan: PagePlan, codec: LayerCodec, slot: Slot, x: Float[Tensor, "h t d"], positions: Int[Tensor, " t"], kept: Tensor
 ) -> Packed:
-    side = codec.side(slot)
+    side = codec.to(x.device).side(slot)
     if plan.shard[1] > 1:  # heads of other shards are zeros; nothing of theirs is taken
         whole = x.new_zeros(side.n_heads, *x.shape[1:])
         start = plan.shard[0] * len(x)

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.codec import Codec, LayerCodec
+from karhunen.device import HOST
 from karhunen.pages.exact import most_exact
 from karhunen.pages.frame import CODED, EXACT, HEADER, LENGTH, MAX_TOKENS, Entry
 from karhunen.pages.sides import SideLayout
@@ -132,7 +133,7 @@ class PagePlan:
                 f"{n_tokens} tokens of {len(layers)} layers from position {first} on make no pages of {page_tokens}; "
                 f"give whole pages that begin at a multiple of {self.granule_tokens}"
             )
-        if not bool((positions.cpu() == torch.arange(first, first + n_tokens)).all()):
+        if not bool((positions.cpu() == torch.arange(first, first + n_tokens, device=HOST)).all()):
             raise ValueError("a page's positions rise by one from token to token; these do not")
         for layer, pair in layers.items():
             if layer not in self.layers:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from karhunen.codec import Packed, SideCodec
+from karhunen.device import HOST
 from karhunen.packing.deflate import LEVEL, RAW
 from karhunen.pages.frame import LENGTH, SHRUNK
 from karhunen.pages.heads import HeadPart, parts_of
@@ -48,7 +49,8 @@ class SideLayout:
     def of(cls, side: SideCodec, dim: int) -> "SideLayout":
         """Known from coding one granule of zeros of `dim` coordinates a head."""
         n = side.granule_tokens
-        packed = side.encode(torch.zeros(1, side.n_heads, n, dim), torch.arange(n)[None])
+        zeros = torch.zeros(1, side.n_heads, n, dim, device=side.device or HOST)
+        packed = side.encode(zeros, torch.arange(n, device=zeros.device)[None])
         tensors = {name: SideTensor(x.dtype, x.shape[1], n // x.shape[-1]) for name, x in sorted(packed.side.items())}
         return cls(side, dim, tensors)
 
@@ -149,11 +151,11 @@ class SideLayout:
             return torch.from_numpy(planes[0])
         chosen = [self.parts[i] for i in parts]
         if all(part.planes is not None for part in chosen):
-            joined = torch.zeros(self.side.layout.bytes_per_token, n_tokens, dtype=torch.uint8)
+            joined = torch.zeros(self.side.layout.bytes_per_token, n_tokens, dtype=torch.uint8, device=HOST)
             for part, own in zip(chosen, planes, strict=True):
                 joined[part.plane_index] = torch.from_numpy(own)
             return joined
-        symbols = torch.zeros(1, len(self.side.quantizer.widths), n_tokens, dtype=torch.int32)
+        symbols = torch.zeros(1, len(self.side.quantizer.widths), n_tokens, dtype=torch.int32, device=HOST)
         for part, own in zip(chosen, planes, strict=True):
             symbols[:, list(part.symbols)] = part.fields.unpack(torch.from_numpy(own)[None]).int()
         return self.side.layout.pack(symbols)[0]

@@ -30,8 +30,8 @@ def train_additive(
 ) -> Rows:
     """(low, high) rows for each of `s` sample sets, of which the first `sizes[i]` columns count. ValueError if there
     are fewer samples than a table has entries."""
-    chosen_rows = row_choice(index_bits)
     x = x.float()
+    chosen_rows = row_choice(index_bits, x.device)
     n = x.shape[1]
     rows = _first_rows(in_tree_order(kmeans(x, 256, START_ROUNDS, seed)), chosen_rows, index_bits)
     for k in range(n_rounds):
@@ -43,15 +43,15 @@ def train_additive(
 def sums(rows: Rows, index_bits: tuple[int, int]) -> Float[Tensor, "s 256 w"]:
     """The entry of every byte."""
     a, b = index_bits
-    byte = torch.arange(256)
+    byte = torch.arange(256, device=rows[0].device)
     return rows[0][:, byte % 2**a] + rows[1][:, byte // 2 ** (8 - b)]
 
 
-def row_choice(index_bits: tuple[int, int]) -> Float[Tensor, "256 rows"]:
+def row_choice(index_bits: tuple[int, int], device: torch.device) -> Float[Tensor, "256 rows"]:
     """1 where a byte names a row, low rows first."""
     a, b = index_bits
-    byte = torch.arange(256)
-    choice = torch.zeros(256, 2**a + 2**b, dtype=torch.float64)
+    byte = torch.arange(256, device=device)
+    choice = torch.zeros(256, 2**a + 2**b, dtype=torch.float64, device=device)
     choice[byte, byte % 2**a] = 1
     choice[byte, 2**a + byte // 2 ** (8 - b)] = 1
     return choice
@@ -95,10 +95,12 @@ def _first_rows(entries: Tensor, choice: Tensor, index_bits: tuple[int, int]) ->
 def _solved(x: Float[Tensor, "s n w"], chosen: Int[Tensor, "s n"], rows: Rows, choice: Tensor) -> Rows:
     """The rows of least squared error for these choices: one normal matrix for all columns of a set."""
     s, n, w = x.shape
-    count = torch.zeros(s, 256).scatter_add_(1, chosen, torch.ones(1).expand(s, n)).double()
-    total = torch.zeros(s, 256, w).scatter_add_(1, chosen[..., None].expand(-1, -1, w), x).double()
+    count = x.new_zeros(s, 256).scatter_add_(1, chosen, x.new_ones(1).expand(s, n)).double()
+    total = x.new_zeros(s, 256, w).scatter_add_(1, chosen[..., None].expand(-1, -1, w), x).double()
     pull = RIDGE * n / 16
-    normal = choice.mT @ (count[..., None] * choice) + pull * torch.eye(choice.shape[1], dtype=torch.float64)
+    normal = choice.mT @ (count[..., None] * choice) + pull * torch.eye(
+        choice.shape[1], dtype=torch.float64, device=choice.device
+    )
     right = choice.mT @ total + pull * torch.cat(rows, dim=1).double()
     solved = torch.linalg.solve(normal, right).float()
     n_low = rows[0].shape[1]

@@ -8,6 +8,7 @@ Low and step are stored as float16 and rounded before the symbols are chosen, so
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -92,7 +93,7 @@ class AffineQuantizer(Quantizer):
     @property
     def widths(self) -> tuple[int, ...]:
         """Of the kept coefficients, head group by head group."""
-        return tuple(int(w) for w in self.bits.flatten() if w > 0)
+        return self._widths
 
     @property
     def granule_tokens(self) -> int:
@@ -120,11 +121,15 @@ class AffineQuantizer(Quantizer):
         full[:, self._kept_index] = rows
         return full.unflatten(1, (g, c)).transpose(-2, -1)
 
-    @property
+    @cached_property
+    def _widths(self) -> tuple[int, ...]:
+        return tuple(w for w in self.bits.flatten().tolist() if w > 0)
+
+    @cached_property
     def _kept_index(self) -> Tensor:
         return self.bits.flatten().nonzero().squeeze(-1)
 
-    @property
+    @cached_property
     def _range_bits(self) -> Tensor:
         return self.bits.flatten()[self._kept_index][:: self.group].double()
 

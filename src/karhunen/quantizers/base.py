@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Integer
 from torch import Tensor
 
 from karhunen.allocation.base import RateCost
@@ -22,7 +22,7 @@ class Codes:
     whole blocks of them.
     """
 
-    symbols: Int[Tensor, "b s t"]
+    symbols: Integer[Tensor, "b s t"]
     side: Mapping[str, Tensor]
 
 

@@ -109,7 +109,7 @@ class BoostedQuantizer(Quantizer):
 
     def _mark(self, chosen: Int[Tensor, "b g blocks n"]) -> Int[Tensor, "b g blocks c"]:
         """1 at the chosen coefficients, 0 elsewhere."""
-        return torch.zeros(*chosen.shape[:-1], self.c, dtype=torch.int64).scatter(-1, chosen, 1)
+        return chosen.new_zeros(*chosen.shape[:-1], self.c).scatter(-1, chosen, 1)
 
     def _by_token(self, chosen: Int[Tensor, "b g blocks n"]) -> Int[Tensor, "b g blocks block n"]:
         return chosen[..., None, :].expand(*chosen.shape[:-1], self.block_tokens, self.n_chosen)

@@ -18,7 +18,7 @@ from karhunen.kernels.byte_decode import byte_decode
 from karhunen.kernels.byte_encode import byte_encode
 from karhunen.kernels.byte_tables import ByteTables, Lookups
 from karhunen.quantizers.base import Codes, Quantizer
-from karhunen.quantizers.gains import GAIN_BITS, GainKind, apply_gain, split_gain
+from karhunen.quantizers.gains import GAIN_BITS, GainKind, apply_gain, gain_levels, split_gain
 from karhunen.quantizers.nearest import byte_path
 from karhunen.values import refuse_unless_one_of
 
@@ -72,12 +72,17 @@ class ByteQuantizer(Quantizer):
         side: dict[str, Tensor] = {}
         if self.gain != "none":
             y, side["gain"] = split_gain(y, self.gain)
-        return Codes(byte_encode(y.float(), self.byte_tables, path=byte_path(y.device)).int(), side)
+        return Codes(byte_encode(y.float(), self.byte_tables, path=byte_path(y.device)), side)
 
     def decode(self, codes: Codes) -> Float[Tensor, "b g t c"]:
         """The mirror of `encode`."""
         y = byte_decode(codes.symbols.to(torch.uint8), self.byte_tables, path=byte_path(codes.symbols.device))
         return apply_gain(y, codes.side["gain"]) if self.gain != "none" else y
+
+    @cached_property
+    def gain_levels(self) -> Float[Tensor, " 256"] | None:
+        """What each gain byte means; None where gains are no bytes."""
+        return gain_levels(self.scale.device) if self.gain == "log8" else None
 
     @cached_property
     def lookups(self) -> Lookups:

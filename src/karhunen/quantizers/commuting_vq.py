@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.allocation.base import RateCost
+from karhunen.device import HOST
 from karhunen.quantizers.base import QuantizerData, QuantizerSpec
 from karhunen.quantizers.gains import GAIN_BITS, GainKind, split_gain
 from karhunen.quantizers.kmeans import nearest
@@ -58,8 +59,8 @@ class CommutingVQ(QuantizerSpec):
         if bool((data.rates != rate).any()):
             raise ValueError("commuting codebooks take one rate for all coefficients; use Uniform")
         widths = _stages(round(rate * 2 * self.pairs))
-        groups = self._groups(c)  # [groups 2·pairs]
         samples = data.require_samples()
+        groups = self._groups(c, samples.device)  # [groups 2·pairs]
         samples = samples[:, :: max(1, -(-samples.shape[1] // self.max_samples))].double()
         if self.gain != "none":
             samples = split_gain(samples[None], self.gain)[0][0]
@@ -70,25 +71,26 @@ class CommutingVQ(QuantizerSpec):
             values = tables[-1].float()
             rest = rest - values.gather(1, nearest(rest, values)[0][..., None].expand(-1, -1, rest.shape[-1]))
         n_books, n_stages = rest.shape[0], len(widths)
-        stage = torch.arange(n_stages).repeat(n_books)
+        device = rest.device
+        stage = torch.arange(n_stages, device=device).repeat(n_books)
         return VectorQuantizer(
             g=g,
             c=c,
             gain=self.gain,
-            plane_group=torch.arange(g).repeat_interleave(len(groups) * n_stages),
+            plane_group=torch.arange(g, device=device).repeat_interleave(len(groups) * n_stages),
             plane_stage=stage,
-            plane_bits=torch.tensor(widths)[stage],
-            plane_size=torch.full((n_books * n_stages,), 2 * self.pairs),
+            plane_bits=torch.tensor(widths, device=device)[stage],
+            plane_size=torch.full((n_books * n_stages,), 2 * self.pairs, device=device),
             coordinates=groups.repeat_interleave(n_stages, 0).repeat(g, 1).flatten(),
             entries=torch.cat([tables[s][book].flatten() for book in range(n_books) for s in range(n_stages)]),
-            scale=torch.ones(n_books * n_stages),
+            scale=torch.ones(n_books * n_stages, device=device),
         )
 
-    def _groups(self, c: int) -> Int[Tensor, "groups w"]:
+    def _groups(self, c: int, device: torch.device) -> Int[Tensor, "groups w"]:
         """First members, then second members, of pairs dealt round so that each group has all frequencies."""
-        first = torch.arange(0, c, 2) if self.interleaved else torch.arange(c // 2)
+        first = torch.arange(c // 2, device=device) * (2 if self.interleaved else 1)
         second = first + (1 if self.interleaved else c // 2)
-        dealt = torch.arange(c // 2).unflatten(0, (self.pairs, -1)).mT
+        dealt = torch.arange(c // 2, device=device).unflatten(0, (self.pairs, -1)).mT
         return torch.cat([first[dealt], second[dealt]], dim=-1)
 
 
@@ -100,21 +102,21 @@ def orbit_kmeans(
     s, n, w = x.shape
     if n < n_bases:
         raise ValueError(f"{n} calibration samples cannot train {n_bases} bases; calibrate on more text")
-    start = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:n_bases].sort().values
-    bases = x[:, start].clone()
+    start = torch.randperm(n, generator=torch.Generator(HOST).manual_seed(seed), device=HOST)
+    bases = x[:, start[:n_bases].sort().values.to(x.device)].clone()
     for _ in range(n_iterations):
         chosen, _ = nearest(x, orbit(bases))
         turned_back = turned(x, -(chosen // n_bases))
         base = chosen % n_bases
-        mass = torch.zeros(s, n_bases).scatter_add_(1, base, torch.ones(s, n))
-        total = torch.zeros(s, n_bases, w).scatter_add_(1, base[..., None].expand(-1, -1, w), turned_back)
+        mass = x.new_zeros(s, n_bases).scatter_add_(1, base, x.new_ones(s, n))
+        total = x.new_zeros(s, n_bases, w).scatter_add_(1, base[..., None].expand(-1, -1, w), turned_back)
         bases = torch.where(mass[..., None] > 0, total / mass[..., None].clamp_min(1.0), bases)
     return orbit(bases)
 
 
 def orbit(bases: Float[Tensor, "s m w"]) -> Float[Tensor, "s entries w"]:
     """The bases and their quarter turns."""
-    return torch.cat([turned(bases, torch.full(bases.shape[:-1], k)) for k in range(TURNS)], dim=1)
+    return torch.cat([turned(bases, torch.full(bases.shape[:-1], k, device=bases.device)) for k in range(TURNS)], dim=1)
 
 
 def turned(x: Float[Tensor, "*b w"], turns: Int[Tensor, "*b"]) -> Float[Tensor, "*b w"]:

@@ -40,6 +40,11 @@ def gain_values(stored: Tensor) -> Tensor:
     return stored.float()
 
 
+def gain_levels(device: torch.device) -> Float[Tensor, " 256"]:
+    """What each byte of `log8` means."""
+    return gain_values(torch.arange(256, dtype=torch.uint8, device=device))
+
+
 def apply_gain(u: Float[Tensor, "b g t c"], stored: Tensor) -> Float[Tensor, "b g t c"]:
     """The mirror of `split_gain`."""
     return u * gain_values(stored).to(u.dtype)[..., None]

@@ -104,4 +104,4 @@ def _equal_volume(variance: Float[Tensor, " c"], rank: list[int], size: int) -> 
         k = min(open_groups, key=lambda k: (volume[k], k))
         groups[k].append(i)
         volume[k] += log_variance[i]
-    return torch.tensor(groups)
+    return torch.tensor(groups, device=variance.device)

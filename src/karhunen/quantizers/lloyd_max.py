@@ -8,7 +8,7 @@ the gain, a rotated vector's coordinates have unit variance).
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import final
 
 import torch
@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.allocation.base import RateCost
+from karhunen.device import HOST, uploaded
 from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec
 from karhunen.quantizers.gains import GAIN_BITS, GainKind, apply_gain, split_gain
 from karhunen.values import refuse_unless_one_of
@@ -48,7 +49,7 @@ class LloydMax(QuantizerSpec):
         bits = data.rates.round().int()
         if int(bits.max()) > MAX_BITS:
             raise ValueError(f"{int(bits.max())} bits per coefficient are more than {MAX_BITS}; use 1 to {MAX_BITS}")
-        sigma = torch.ones(bits.shape)
+        sigma = torch.ones_like(bits, dtype=torch.float32)
         if self.scaled:
             variance = data.require_moments().second_moment.diagonal(dim1=-2, dim2=-1)
             level = variance.mean(-1, keepdim=True) if self.gain != "none" else torch.ones_like(variance[:, :1])
@@ -68,7 +69,7 @@ class LloydMaxQuantizer(Quantizer):
     @property
     def widths(self) -> tuple[int, ...]:
         """Of the kept coefficients, head group by head group."""
-        return tuple(int(w) for w in self.bits.flatten() if w > 0)
+        return self._widths
 
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `gain` [b g t], where there is one."""
@@ -78,9 +79,9 @@ class LloydMaxQuantizer(Quantizer):
             y, side["gain"] = split_gain(y, self.gain)
         rows = (y / self.sigma[:, None].double()).transpose(-2, -1).flatten(1, 2)
         symbols = torch.empty(rows.shape[0], len(self.widths), rows.shape[-1], dtype=torch.int32, device=y.device)
-        for width, at, kept in self._by_width():
+        for width, at, kept in self._by_width:
             _, borders = gaussian_levels(width)
-            symbols[:, at] = torch.bucketize(rows[:, kept].contiguous(), borders.to(y.device)).int()
+            symbols[:, at] = torch.bucketize(rows[:, kept].contiguous(), uploaded(borders, y.device)).int()
         return Codes(symbols, side)
 
     def decode(self, codes: Codes) -> Float[Tensor, "b g t c"]:
@@ -88,12 +89,17 @@ class LloydMaxQuantizer(Quantizer):
         g, c = self.bits.shape
         b, _, t = codes.symbols.shape
         rows = torch.zeros(b, g * c, t, device=codes.symbols.device)
-        for width, at, kept in self._by_width():
+        for width, at, kept in self._by_width:
             levels, _ = gaussian_levels(width)
-            rows[:, kept] = levels.float().to(rows.device)[codes.symbols[:, at]]
+            rows[:, kept] = uploaded(levels.float(), rows.device)[codes.symbols[:, at]]
         y = rows.unflatten(1, (g, c)).transpose(-2, -1) * self.sigma[:, None]
         return apply_gain(y, codes.side["gain"]) if self.gain != "none" else y
 
+    @cached_property
+    def _widths(self) -> tuple[int, ...]:
+        return tuple(w for w in self.bits.flatten().tolist() if w > 0)
+
+    @cached_property
     def _by_width(self) -> list[tuple[int, Tensor, Tensor]]:
         kept = self.bits.flatten().nonzero().squeeze(-1)
         widths = self.bits.flatten()[kept]
@@ -109,9 +115,9 @@ def gaussian_levels(width: int) -> tuple[Float[Tensor, " levels"], Float[Tensor,
     """Lloyd–Max levels and inner borders of N(0, 1) at 2^width levels, float64; found by Lloyd's iteration."""
     n = 2**width
     normal = torch.distributions.Normal(0.0, 1.0, validate_args=False)
-    quantiles = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    quantiles = (torch.arange(n, dtype=torch.float64, device=HOST) + 0.5) / n
     levels = normal.icdf(quantiles) * 1.2
-    edge = torch.full((1,), torch.inf, dtype=torch.float64)
+    edge = levels.new_full((1,), torch.inf)
     for _ in range(20 * n + 1000):
         borders = torch.cat([-edge, (levels[1:] + levels[:-1]) / 2, edge])
         density = (-borders.square() / 2).exp() / (2 * torch.pi) ** 0.5

@@ -28,7 +28,9 @@ def nearest(
     w = x.shape[-1]
     if entries.shape[1] == BYTE_ENTRIES:
         sizes = [w] * len(entries) if sizes is None else sizes
-        planes = [[(entries[i, :, :size].float(), torch.arange(size))] for i, size in enumerate(sizes)]
+        planes = [
+            [(entries[i, :, :size].float(), torch.arange(size, device=entries.device))] for i, size in enumerate(sizes)
+        ]
         tables = ByteTables.from_planes(planes, w)
         chosen = byte_encode(x.float()[None], tables, path=byte_path(x.device))[0].long()
     else:

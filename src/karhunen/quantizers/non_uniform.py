@@ -59,12 +59,12 @@ class NonUniform(QuantizerSpec):
             raise ValueError(f"{g * c} coefficients of a token are more than the {LARGEST_VECTOR} an index can name")
         y = data.require_samples().double()
         n_outliers = max(1, round(self.outlier_share * g * c)) if self.outlier_share else 0
-        centre, scale = torch.zeros(g, c), torch.ones(g, c)
+        centre, scale = torch.zeros(g, c, device=y.device), torch.ones(g, c, device=y.device)
         if self.ranges == "channel":
-            ends = torch.tensor([self.outlier_share / 2, 1 - self.outlier_share / 2], dtype=y.dtype)
+            ends = torch.tensor([self.outlier_share / 2, 1 - self.outlier_share / 2], dtype=y.dtype, device=y.device)
             low, high = y.quantile(ends, dim=1)
             centre, scale = ((low + high) / 2).float(), ((high - low) / 2).clamp_min(1e-30).float()
-        draft = NonUniformQuantizer(torch.zeros(2**bits), centre, scale, n_outliers, self.ranges == "token")
+        draft = NonUniformQuantizer(centre.new_zeros(2**bits), centre, scale, n_outliers, self.ranges == "token")
         return NonUniformQuantizer(self._levels(draft, y, bits), centre, scale, n_outliers, self.ranges == "token")
 
     def _levels(self, draft: "NonUniformQuantizer", y: Float[Tensor, "g n c"], bits: int) -> Float[Tensor, " levels"]:

@@ -54,7 +54,10 @@ class PairPolar(QuantizerSpec):
             raise ValueError(f"radius and angle take one rate of 1 to {MAX_BITS} bits for all; use Uniform(4)")
         radius_bits, angle_bits = pair_widths(bits, self.angle_extra)
         radius = AffineQuantizer(
-            torch.full((g, c // 2), radius_bits, dtype=torch.int32), 1, self.block_tokens, self.clip
+            torch.full((g, c // 2), radius_bits, dtype=torch.int32, device=data.rates.device),
+            1,
+            self.block_tokens,
+            self.clip,
         )
         return PairPolarQuantizer(radius, angle_bits, self.interleaved)
 

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from karhunen.device import HOST
 from karhunen.kernels.byte_tables import Lookups
 from karhunen.quantizers.additive import as_integers, sums, train_additive
 from karhunen.quantizers.base import QuantizerData
@@ -57,22 +58,24 @@ def train(planes: Sequence[Plane], data: QuantizerData, gain: GainKind, how: Tra
     g, c = data.rates.shape
     rest = _training_samples(data, gain, how)
     tables: dict[int, Tensor] = {}
-    scales = torch.ones(len(planes))
+    device = rest.device
+    scales = torch.ones(len(planes), device=device)
     for batch in _batches(planes):
         books = _train_batch([planes[j] for j in batch], rest, how)
         for j, (stored, scale) in zip(batch, books, strict=True):
             tables[j], scales[j] = stored, scale
+    empty = torch.empty(0, dtype=ENTRY_DTYPES[how.entries], device=device)
     in_order = [tables[j] for j in range(len(planes))]  # none where the budget leaves a side no byte
     return VectorQuantizer(
         g=g,
         c=c,
         gain=gain,
-        plane_group=torch.tensor([plane.group for plane in planes], dtype=torch.int64),
-        plane_stage=torch.tensor([plane.stage for plane in planes], dtype=torch.int64),
-        plane_bits=torch.tensor([plane.bits for plane in planes], dtype=torch.int64),
-        plane_size=torch.tensor([len(plane.coordinates) for plane in planes], dtype=torch.int64),
-        coordinates=torch.tensor([i for plane in planes for i in plane.coordinates], dtype=torch.int64),
-        entries=torch.cat([torch.empty(0, dtype=ENTRY_DTYPES[how.entries]), *(t.flatten() for t in in_order)]),
+        plane_group=torch.tensor([plane.group for plane in planes], dtype=torch.int64, device=device),
+        plane_stage=torch.tensor([plane.stage for plane in planes], dtype=torch.int64, device=device),
+        plane_bits=torch.tensor([plane.bits for plane in planes], dtype=torch.int64, device=device),
+        plane_size=torch.tensor([len(plane.coordinates) for plane in planes], dtype=torch.int64, device=device),
+        coordinates=torch.tensor([i for plane in planes for i in plane.coordinates], dtype=torch.int64, device=device),
+        entries=torch.cat([empty, *(t.flatten() for t in in_order)]),
         scale=scales,
     )
 
@@ -101,17 +104,18 @@ def train_bytes(
         for row, (j, size) in enumerate(zip(batch, sizes, strict=True)):
             found[j] = low[row, :, :size], high[row, :, :size], scale[row, :size]
     order = range(len(planes))
-    empty = [torch.empty(2**bits if bits else 0, 0, dtype=torch.int8) for bits in index_bits]
+    device = rest.device
+    empty = [torch.empty(2**bits if bits else 0, 0, dtype=torch.int8, device=device) for bits in index_bits]
     return ByteQuantizer(
         g=g,
         c=c,
         gain=gain,
-        plane_group=torch.tensor([plane.group for plane in planes], dtype=torch.int64),
-        plane_size=torch.tensor([len(plane.coordinates) for plane in planes], dtype=torch.int64),
-        coordinates=torch.tensor([i for plane in planes for i in plane.coordinates], dtype=torch.int64),
+        plane_group=torch.tensor([plane.group for plane in planes], dtype=torch.int64, device=device),
+        plane_size=torch.tensor([len(plane.coordinates) for plane in planes], dtype=torch.int64, device=device),
+        coordinates=torch.tensor([i for plane in planes for i in plane.coordinates], dtype=torch.int64, device=device),
         low=torch.cat([empty[0], *(found[j][0] for j in order)], dim=1),
         high=torch.cat([empty[1], *(found[j][1] for j in order)], dim=1),
-        scale=torch.cat([torch.empty(0), *(found[j][2] for j in order)]),
+        scale=torch.cat([torch.empty(0, device=device), *(found[j][2] for j in order)]),
     )
 
 
@@ -126,7 +130,7 @@ def _training_samples(data: QuantizerData, gain: GainKind, how: Training) -> Flo
 def _side_by_side(planes: list[Plane], rest: Float[Tensor, "g n c"]) -> tuple[Float[Tensor, "s n w"], list[int]]:
     """The coefficients of each plane, zeros behind those of the narrower ones, and how many are its own."""
     sizes = [len(plane.coordinates) for plane in planes]
-    x = torch.zeros(len(planes), rest.shape[1], max(sizes))
+    x = rest.new_zeros(len(planes), rest.shape[1], max(sizes))
     for row, plane in enumerate(planes):
         x[row, :, : sizes[row]] = rest[plane.group][:, list(plane.coordinates)]
     return x, sizes
@@ -139,9 +143,10 @@ def _take_away(planes: list[Plane], rest: Float[Tensor, "g n c"], values: Tensor
 
 def _gaussian(samples: Float[Tensor, "g n c"], how: Training) -> Float[Tensor, "g m c"]:
     n = round(samples.shape[1] * how.gaussian_share)
-    generator = torch.Generator().manual_seed(how.seed)
-    normal = torch.randn(samples.shape[0], n, samples.shape[2], generator=generator, dtype=samples.dtype)
-    return normal * samples.square().mean(1, keepdim=True).sqrt()
+    generator = torch.Generator(HOST).manual_seed(how.seed)
+    shape = samples.shape[0], n, samples.shape[2]
+    normal = torch.randn(shape, generator=generator, dtype=samples.dtype, device=HOST)
+    return normal.to(samples.device) * samples.square().mean(1, keepdim=True).sqrt()
 
 
 def _train_batch(planes: list[Plane], rest: Float[Tensor, "g n c"], how: Training) -> list[tuple[Tensor, float]]:
@@ -159,7 +164,7 @@ def _stored(tables: Float[Tensor, "s e w"], kind: EntryKind) -> tuple[Tensor, Fl
     if kind == "float8_e5m2":
         scale = tables.abs().amax((-2, -1)).clamp_min(1e-30) / FLOAT8_TOP
         return (tables / scale[:, None, None]).to(torch.float8_e5m2), scale
-    return tables.clamp(-6e4, 6e4).to(torch.float16), torch.ones(tables.shape[0])
+    return tables.clamp(-6e4, 6e4).to(torch.float16), tables.new_ones(tables.shape[0])
 
 
 def _batches(planes: Sequence[Plane]) -> list[list[int]]:

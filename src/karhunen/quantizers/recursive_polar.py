@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.allocation.base import RateCost
+from karhunen.device import HOST, uploaded
 from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec, as_half
 from karhunen.quantizers.pair_polar import middles, sectors
 
@@ -71,7 +72,7 @@ class RecursivePolarQuantizer(Quantizer):
         symbols = [sectors(angles[0], self.round_bits[0])]
         for k, angle in enumerate(angles[1:], start=1):
             _, borders = angle_levels(k, self.round_bits[k])
-            symbols.append(torch.bucketize(angle.contiguous(), borders.to(angle.device)).int())
+            symbols.append(torch.bucketize(angle.contiguous(), uploaded(borders, angle.device)).int())
         rows = torch.cat(symbols, dim=-1).transpose(-2, -1).flatten(1, 2)
         return Codes(rows, {"radius": as_half(radius).transpose(-2, -1).flatten(1, 2)})
 
@@ -80,7 +81,7 @@ class RecursivePolarQuantizer(Quantizer):
         rows = codes.symbols.unflatten(1, (self.g, -1)).transpose(-2, -1).long()
         parts = rows.split([self.c >> (k + 1) for k in range(N_ROUNDS)], dim=-1)
         angles = [middles(parts[0], self.round_bits[0]).double()]
-        angles += [angle_levels(k, self.round_bits[k])[0].to(rows.device)[parts[k]] for k in range(1, N_ROUNDS)]
+        angles += [uploaded(angle_levels(k, self.round_bits[k])[0], rows.device)[parts[k]] for k in range(1, N_ROUNDS)]
         radius = codes.side["radius"].double().unflatten(1, (self.g, -1)).transpose(-2, -1)
         return from_polar(radius, angles).float()
 
@@ -105,10 +106,10 @@ def from_polar(radius: Float[Tensor, "*b blocks"], angles: list[Tensor]) -> Floa
 @cache
 def angle_levels(k: int, bits: int) -> tuple[Float[Tensor, " levels"], Float[Tensor, " borders"]]:
     """Lloyd–Max levels and inner borders of the angle of round k + 1 (k ≥ 1), float64."""
-    psi = (torch.arange(GRID, dtype=torch.float64) + 0.5) * (math.pi / 2 / GRID)
+    psi = (torch.arange(GRID, dtype=torch.float64, device=HOST) + 0.5) * (math.pi / 2 / GRID)
     density = (2 * psi).sin() ** (2**k - 1)
     mass, moment = density.cumsum(0), (density * psi).cumsum(0)
-    shares = (torch.arange(2**bits, dtype=torch.float64) + 0.5) / 2**bits
+    shares = (torch.arange(2**bits, dtype=torch.float64, device=HOST) + 0.5) / 2**bits
     levels = psi[torch.searchsorted(mass, shares * mass[-1])]
     for _ in range(500):
         borders = (levels[1:] + levels[:-1]) / 2

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.allocation.base import RateCost
+from karhunen.device import HOST
 from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec, as_half
 from karhunen.quantizers.lloyd_max import LloydMax, LloydMaxQuantizer
 
@@ -44,8 +45,10 @@ class ResidualSign(QuantizerSpec):
         if bool((data.rates < 1).any()):
             raise ValueError("a sign takes one bit of every coefficient; use Uniform(1) or more")
         c = data.rates.shape[-1]
-        generator = torch.Generator().manual_seed(self.seed)
-        projection = torch.randn(c, c, generator=generator, dtype=torch.float64).float()
+        generator = torch.Generator(HOST).manual_seed(self.seed)
+        projection = (
+            torch.randn(c, c, generator=generator, dtype=torch.float64, device=HOST).float().to(data.rates.device)
+        )
         return ResidualSignQuantizer(self.inner.fit(replace(data, rates=data.rates - 1)), projection)
 
 

@@ -51,7 +51,7 @@ class VectorQuantizer(Quantizer):
     @property
     def widths(self) -> tuple[int, ...]:
         """Bits of each plane's symbol."""
-        return tuple(self.plane_bits.tolist())
+        return self._widths
 
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `gain` [b g t], where there is one."""
@@ -97,7 +97,7 @@ class VectorQuantizer(Quantizer):
             planes = [j for j, k in enumerate(keys) if k == key]
             columns = [self.plane_coordinates(j) + int(self.plane_group[j]) * self.c for j in planes]
             tables = torch.stack([self.table(j) for j in planes])
-            found.append(Bucket(torch.tensor(planes), torch.stack(columns), tables))
+            found.append(Bucket(torch.tensor(planes, device=self.entries.device), torch.stack(columns), tables))
         return tuple(found)
 
     @cached_property
@@ -116,13 +116,12 @@ class VectorQuantizer(Quantizer):
             return byte_encode(y.float(), self.byte_tables, path=byte_path(y.device)).int()
         rest = y.transpose(1, 2).flatten(2).clone()  # [b t gc]
         symbols = torch.empty(b, len(self.widths), t, dtype=torch.int32, device=y.device)
-        last_stage = int(self.plane_stage.max()) if len(self.widths) else 0
         for bucket in self.buckets:
             x = rest[:, :, bucket.columns].permute(2, 0, 1, 3).flatten(1, 2)  # [s bt w]
             chosen, _ = nearest(x, bucket.tables)
             chosen = chosen.unflatten(1, (b, t)).transpose(0, 1)  # [b s t]
             symbols[:, bucket.planes] = chosen.int()
-            if last_stage > 0:
+            if self._last_stage > 0:
                 self._add(rest, bucket, chosen, sign=-1)
         return symbols
 
@@ -132,6 +131,14 @@ class VectorQuantizer(Quantizer):
         values = bucket.tables.to(rows.dtype).flatten(0, 1)[index]  # [b s t w]
         columns = bucket.columns.flatten()
         rows[:, :, columns] += sign * values.transpose(1, 2).flatten(2)
+
+    @cached_property
+    def _widths(self) -> tuple[int, ...]:
+        return tuple(self.plane_bits.tolist())
+
+    @cached_property
+    def _last_stage(self) -> int:
+        return int(self.plane_stage.max()) if len(self.widths) else 0
 
     @cached_property
     def _entry_offsets(self) -> list[int]:

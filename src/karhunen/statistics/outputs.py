@@ -54,7 +54,7 @@ def corrected_weight(
     old = weight.double().mT
     level = ridge * pairs.gram.diagonal().mean()
     target = pairs.cross @ old + (level * old if towards_weight else 0)
-    new = torch.linalg.solve(pairs.gram + level * torch.eye(len(old), dtype=torch.float64), target)
+    new = torch.linalg.solve(pairs.gram + level * torch.eye(len(old), dtype=torch.float64, device=old.device), target)
     return new.mT.to(weight.dtype).contiguous()
 
 

@@ -30,5 +30,5 @@ class Projection:
 def augmented_gram(activations: Moments) -> Float[Tensor, "inputs inputs"]:
     """E[(h, 1)ᵀ (h, 1)]: the Gram matrix of hidden states with a constant that carries biases."""
     second, mean = activations.second_moment[0], activations.mean[0]
-    one = torch.ones(1, 1, dtype=second.dtype)
+    one = second.new_ones(1, 1)
     return torch.cat([torch.cat([second, mean[:, None]], dim=1), torch.cat([mean[None], one], dim=1)])

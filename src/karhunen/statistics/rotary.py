@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from karhunen.device import on_host
+
 
 @final
 @dataclass(frozen=True)
@@ -37,9 +39,12 @@ class Rotary:
         if end > x.shape[-1]:
             raise ValueError(f"a rotation of coordinates {start} to {end - 1} does not fit vectors of {x.shape[-1]}")
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        distinct, where = positions.unique(return_inverse=True)  # in a block-relative frame a block is one position
-        angle = distinct.double()[:, None] * self.inv_freq.to(x.device).double()
-        cos, sin = angle.cos().to(x.dtype)[where], angle.sin().to(x.dtype)[where]  # [rows t pairs]
+        distinct, where = positions, None
+        if on_host(positions):  # in a block-relative frame a block is one position; another device would be waited for
+            distinct, where = positions.unique(return_inverse=True)
+        angle = distinct.double()[..., None] * self.inv_freq.to(x.device).double()
+        cos, sin = (part.to(x.dtype) for part in (angle.cos(), angle.sin()))
+        cos, sin = (cos, sin) if where is None else (cos[where], sin[where])  # [rows t pairs]
         turned = x[..., start:end]
         if self.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]

@@ -32,4 +32,4 @@ class Samples:
     def count(self) -> Float[Tensor, " g"]:
         """Samples kept for each group."""
         g, n, _ = self.vectors.shape
-        return torch.full((g,), float(n), dtype=torch.float64)
+        return torch.full((g,), float(n), dtype=torch.float64, device=self.vectors.device)

@@ -8,6 +8,7 @@ and nowhere else: what is read holds the others only. A token is encoded once, w
 vector; its bytes never change. What the layer holds depends on the tokens appended, not on how many came at a time.
 """
 
+import math
 from copy import deepcopy
 from functools import lru_cache
 from typing import final
@@ -16,7 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from karhunen.codec import LayerCodec, Packed, as_written
+from karhunen.codec import NOT_FINITE, LayerCodec, Packed, as_written, extremes
+from karhunen.device import HOST, answers, device_of, uploaded
 from karhunen.statistics.identity import LayerShape
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.account import Account, accounted
@@ -24,7 +26,7 @@ from karhunen.store.buffers import TokenBuffer
 from karhunen.store.decoded import Decoded
 from karhunen.store.exceptions import Exceptions
 from karhunen.store.pages import PageBuffer
-from karhunen.store.positions import Positions
+from karhunen.store.positions import Offsets, Positions
 from karhunen.store.selection import Selection
 from karhunen.store.snapshot import Snapshot
 from karhunen.store.state import BufferState, SelectionState, StoreState
@@ -33,6 +35,7 @@ from karhunen.windows.partition import Partition, Place
 from karhunen.windows.score import Queries
 from karhunen.windows.top_scored import TopScored
 
+MOST_NOT_ASKED = 64  # steps whose positions may wait to be asked for
 ENCODE_TOKENS = 2048  # at most this many tokens are encoded at a time, which bounds the working memory
 
 
@@ -54,6 +57,7 @@ class LayerStore:
         self._coded: dict[Slot, dict[str, TokenBuffer | PageBuffer]] = {"key": {}, "value": {}}
         self._n_coded = self._n_dropped = 0
         self._rows_at = Positions()
+        self._not_asked: list[tuple[int, Offsets]] = []
         self._exceptions: Exceptions | None = None
         self._forget_decoded()
         self.selection = Selection(self.window) if isinstance(self.window, TopScored) else None
@@ -65,10 +69,12 @@ class LayerStore:
         twin._coded = {slot: {n: buffer.branch() for n, buffer in self._coded[slot].items()} for slot in SLOTS}
         twin._n_coded, twin._n_dropped, twin._rows_at = self._n_coded, self._n_dropped, self._rows_at
         twin._exceptions, twin.selection = self._exceptions, deepcopy(self.selection)
+        twin._not_asked = list(self._not_asked)
         return twin
 
     def state(self) -> StoreState:
         """All that is held, to be written down; `restored` is its mirror."""
+        self._ask_offsets()
         coded = {
             slot: {
                 name: BufferState(
@@ -92,6 +98,8 @@ class LayerStore:
     ) -> "LayerStore":
         """The store whose `state` this is; ValueError, saying what is wrong, if it is none of this codec."""
         state.check(codec, shape)
+        device = device_of(state.recent)
+        codec = codec if codec is None or device is None else codec.to(device)
         made = cls(codec, window, keep_decoded)
         for slot in SLOTS if state.recent else ():
             made._sink[slot], made._recent[slot] = state.sink[slot], state.recent[slot]
@@ -116,7 +124,7 @@ class LayerStore:
         self,
         key: Float[Tensor, "b h t d"],
         value: Float[Tensor, "b h t e"],
-        offsets: Int[Tensor, " b"] | None = None,
+        offsets: Int[Tensor, " b"] | Offsets | None = None,
         queries: Queries | None = None,
     ) -> None:
         """Add tokens at the end; those that leave the window are coded. `queries`: theirs, if the window reads them."""
@@ -126,19 +134,23 @@ class LayerStore:
         self.flush()
 
     def extend(
-        self, key: Float[Tensor, "b h t d"], value: Float[Tensor, "b h t e"], offsets: Int[Tensor, " b"] | None = None
+        self,
+        key: Float[Tensor, "b h t d"],
+        value: Float[Tensor, "b h t e"],
+        offsets: Int[Tensor, " b"] | Offsets | None = None,
     ) -> None:
         """Add tokens at the end, exact for now; `flush` codes those that have left the window.
 
-        `offsets` counts the padding to the left of each row: token i of row r stands at position i − offsets[r].
+        `offsets` counts the padding to the left of each row: token i of row r stands at position i − offsets[r]. Those
+        that are not known on the host yet are asked for when a token is coded or dropped.
         """
+        if self.codec is not None and not self._recent:
+            self.codec = self.codec.to(key.device)
         if offsets is not None:
-            if self.window.drops and bool(offsets.any()):
-                raise ValueError(
-                    f"{type(self.window).__name__} drops tokens as if every row began at once and cannot serve rows "
-                    "padded on the left; run such rows one by one, or use a window that drops nothing"
-                )
-            self._rows_at = self._rows_at.starting(self.n_tokens, offsets)
+            given = offsets if isinstance(offsets, Offsets) else Offsets(offsets)
+            self._not_asked.append((self.n_tokens, given))
+            if given.is_known:
+                self._ask_offsets()
         for slot, given in zip(SLOTS, (key, value), strict=True):
             x = given.detach()  # what is kept needs no graph of how it came about
             if slot not in self._recent:
@@ -149,10 +161,26 @@ class LayerStore:
                 x = x[:, :, short:]
             self._recent[slot] = torch.cat([self._recent[slot], x], dim=2)
 
+    def _ask_offsets(self) -> None:
+        """Find out where the tokens stand that came since the last time; waits for the device."""
+        Offsets.ask([offsets for _, offsets in self._not_asked])
+        for index, offsets in self._not_asked:
+            if self.window.drops and bool(offsets.known.any()):
+                self._not_asked.clear()
+                raise ValueError(
+                    f"{type(self.window).__name__} drops tokens as if every row began at once and cannot serve rows "
+                    "padded on the left; run such rows one by one, or use a window that drops nothing"
+                )
+            self._rows_at = self._rows_at.starting(index, offsets.known)
+        self._not_asked.clear()
+
     def flush(self) -> None:
-        """Drop what the window drops, and code the tokens that have left it, in whole granules."""
+        """Drop what the window drops, and code the tokens that have left it, in whole granules. Where tokens are coded
+        the device is waited for: once to look at them, and once for all layers to learn where they stand."""
         if not self._recent or self.n_tokens == 0:
             return
+        if len(self._not_asked) >= MOST_NOT_ASKED or (self.window.drops and self._not_asked):
+            self._ask_offsets()
         self._choose()
         parts = self.partition
         self._drop(parts.count(Place.DROPPED) - self._n_dropped)
@@ -161,11 +189,12 @@ class LayerStore:
             self._encode(self.codec, n_leaving)
 
     def _encode(self, codec: LayerCodec, n_leaving: int) -> None:
+        self._ask_offsets()
         step = max(1, ENCODE_TOKENS // codec.granule_tokens) * codec.granule_tokens
-        left_out = self._keep_exceptions(n_leaving)
+        left_out = self._looked_at(codec, n_leaving)
         for slot in SLOTS:
             parts = [
-                codec.side(slot).encode(
+                codec.side(slot).encode_finite(
                     self._recent[slot][:, :, start : min(start + step, n_leaving)],
                     self._positions(self._n_coded + start, self._n_coded + min(start + step, n_leaving)),
                     None if left_out is None else left_out[:, start : start + step],
@@ -189,6 +218,7 @@ class LayerStore:
         """Give up the `n` oldest tokens after the sinks: coded ones, then exact ones."""
         if n <= 0:
             return
+        self._ask_offsets()
         n_coded = min(n, self._n_coded)
         if n_coded:
             self._forget_decoded()
@@ -257,6 +287,7 @@ class LayerStore:
                 f"{n_tokens}; keep {n_sink + self._n_dropped} or more, or start again"
             )
         self._rows_at = self._rows_at.until(n_tokens)
+        self._not_asked = [(index, offsets) for index, offsets in self._not_asked if index < n_tokens]
         self._n_dropped = self._n_dropped if n_tokens > n_sink else 0
         if n_tokens < n_sink:
             self._sink = {slot: self._sink[slot][:, :, :n_tokens].clone() for slot in SLOTS}
@@ -279,17 +310,19 @@ class LayerStore:
     def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Keep the given rows of the batch, in that order; rows may repeat."""
         self._forget_decoded()
+        self._ask_offsets()
+        rows = rows.to(HOST)
         if self.selection is not None:
             self.selection.select(rows)
         for slot in self._recent:
-            here = rows.to(self._recent[slot].device)
+            here = uploaded(rows, self._recent[slot].device)
             self._sink[slot] = self._sink[slot].index_select(0, here)
             self._recent[slot] = self._recent[slot].index_select(0, here)
             for buffer in self._coded[slot].values():
                 buffer.select(here)
         self._rows_at = self._rows_at.select(rows)
         if self._exceptions is not None:
-            self._exceptions = self._exceptions.select(rows.to(self._exceptions.rows.device))
+            self._exceptions = self._exceptions.select(rows)
 
     @property
     def n_tokens(self) -> int:
@@ -347,19 +380,25 @@ class LayerStore:
         like, first = self._recent["key"], self._n_sink + self._n_dropped
         return self._rows_at.at(first + start, first + stop, like.shape[0], like.device)
 
-    def _keep_exceptions(self, n_leaving: int) -> Bool[Tensor, "b t"] | None:
-        """Keep the tokens that the codec's rule names; says which, None without a rule."""
-        rule = self.codec.exceptions if self.codec else None
-        if self.codec is None or rule is None:
-            return None
+    def _looked_at(self, codec: LayerCodec, n_leaving: int) -> Bool[Tensor, "b t"] | None:
+        """Keep the tokens that the codec's rule names; says which, None without a rule. All that has to be known of the
+        tokens is asked in one go; ValueError on NaN or infinity among them."""
+        rule = codec.exceptions
         key, value = (self._recent[slot][:, :, :n_leaving] for slot in SLOTS)
+        norms = [] if rule is None else [rule.norms(key, value)]
+        asked = answers(extremes(key), extremes(value), *norms)
+        if not all(math.isfinite(end) for pair in asked[:2] for end in pair.tolist()):
+            raise ValueError(NOT_FINITE)
+        if rule is None:
+            return None
         before = None if self._exceptions is None else self._exceptions.count(key.shape[0])
-        group = self.window.group_tokens(self.codec.granule_tokens)
-        padding = self._positions(self._n_coded, self._n_coded + n_leaving) < 0
-        exact = rule.exact(key, value, group, self._n_coded, before, padding)
+        group = self.window.group_tokens(codec.granule_tokens)
+        first = self._n_sink + self._n_dropped + self._n_coded
+        padding = self._rows_at.at(first, first + n_leaving, key.shape[0], HOST) < 0
+        exact = rule.named(asked[2], group, self._n_coded, before, padding)
         found = Exceptions.where(exact, key, value, self._n_coded)
         self._exceptions = found if self._exceptions is None else self._exceptions + found
-        return exact
+        return uploaded(exact, key.device)
 
     def _store(self, slot: Slot, parts: list[Packed], n_tokens: int) -> None:
         assert self.codec is not None, "only a codec codes tokens"

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from karhunen.device import HOST
 from karhunen.packing.base import PageCoder
 from karhunen.store.buffers import TokenBuffer
 
@@ -26,7 +27,7 @@ class PageBuffer:
         self._records = TokenBuffer()
         self._n_rows = 0
         self._length = 0
-        self._device = torch.device("cpu")
+        self._device = HOST
 
     def branch(self) -> "PageBuffer":
         """A buffer that goes on from here by itself and shares the records that are there."""
@@ -105,7 +106,8 @@ class PageBuffer:
 
     def _write(self, records: list[bytes]) -> None:
         data = b"".join(len(record).to_bytes(HEADER_BYTES, "little") + record for record in records)
-        stored = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        empty = torch.empty(0, dtype=torch.uint8, device=HOST)
+        stored = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else empty
         self._records.append(stored.to(self._device))
 
     def _read(self) -> list[bytes]:

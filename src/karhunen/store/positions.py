@@ -2,8 +2,12 @@
 
 A row padded on the left by p tokens has offset p. Offsets may change between two appends (a new turn with other
 positions); tokens keep the offset they came with, so what was encoded decodes the same for ever.
+
+Offsets are known on the host. A step's own come from the device, where the model's positions are: they are asked for
+when a token of that step is coded, those of many steps at once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -11,11 +15,45 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from karhunen.device import HOST, answers, on_host, uploaded
+
+
+@final
+class Offsets:
+    """The left padding of each row in one forward; the layers of a cache share it, so it is asked for once."""
+
+    def __init__(self, given: Int[Tensor, " b"]) -> None:
+        self._given = given.detach().clone()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether no device has to be asked."""
+        return on_host(self._given)
+
+    @property
+    def known(self) -> Int[Tensor, " b"]:
+        """On the host; waits for the device if it was not asked before."""
+        self.ask([self])
+        return self._given
+
+    def zero(self) -> "Offsets":
+        """No padding, of as many rows."""
+        return Offsets(torch.zeros(len(self._given), dtype=torch.int64, device=HOST))
+
+    @staticmethod
+    def ask(several: Sequence["Offsets"]) -> None:
+        """Bring all of them to the host, in one copy for each device."""
+        unknown = [offsets for offsets in several if not offsets.is_known]
+        for device in {offsets._given.device for offsets in unknown}:
+            mine = [offsets for offsets in unknown if offsets._given.device == device]
+            for offsets, found in zip(mine, answers(*(o._given for o in mine)), strict=True):
+                offsets._given = found.long()
+
 
 @final
 @dataclass(frozen=True)
 class Positions:
-    """Runs `(first token index, offsets [b])`; no run means offset 0 throughout."""
+    """Runs `(first token index, offsets [b])`; no run means offset 0 throughout. On the host."""
 
     runs: tuple[tuple[int, Int[Tensor, " b"]], ...] = ()
 
@@ -31,13 +69,15 @@ class Positions:
         return Positions(tuple(run for run in self.runs if run[0] < index))
 
     def at(self, start: int, stop: int, batch: int, device: torch.device) -> Int[Tensor, "b t"]:
-        """Positions of tokens `start` … `stop`."""
-        index = torch.arange(start, stop, device=device)
-        offset = torch.zeros(batch, stop - start, dtype=torch.int64, device=device)
+        """Positions of tokens `start` … `stop`, on a device; the host does not wait for it."""
+        if not self.runs:
+            return torch.arange(start, stop, device=device).expand(batch, -1)
+        index = torch.arange(start, stop, device=HOST)
+        offset = torch.zeros(batch, stop - start, dtype=torch.int64, device=HOST)
         for first, offsets in self.runs:
-            offset = torch.where(index >= first, offsets.to(device)[:, None], offset)
-        return index - offset
+            offset = torch.where(index >= first, offsets[:, None], offset)
+        return uploaded(index - offset, device)
 
     def select(self, rows: Int[Tensor, " rows"]) -> "Positions":
         """The given rows of the batch, in that order."""
-        return Positions(tuple((first, o.index_select(0, rows.to(o.device))) for first, o in self.runs))
+        return Positions(tuple((first, offsets.index_select(0, rows)) for first, offsets in self.runs))

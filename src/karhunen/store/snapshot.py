@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed, as_written
+from karhunen.device import HOST
 from karhunen.quantizers.base import as_dtype
 from karhunen.statistics.need import Slot
 from karhunen.store.decoded import Decoded
@@ -57,8 +58,7 @@ class Snapshot:
         if not self.rows_at.runs:
             return [(start, stop, [shift + start] * self.batch)]
         edges = sorted({start, stop, *(i - shift for i, _ in self.rows_at.runs if start < i - shift < stop)})
-        cpu = torch.device("cpu")
-        firsts = [self.rows_at.at(shift + a, shift + a + 1, self.batch, cpu)[:, 0].tolist() for a in edges[:-1]]
+        firsts = [self.rows_at.at(shift + a, shift + a + 1, self.batch, HOST)[:, 0].tolist() for a in edges[:-1]]
         return [(a, b, first) for (a, b), first in zip(pairwise(edges), firsts, strict=True)]
 
     def dense(self, codec: LayerCodec | None, slot: Slot) -> Float[Tensor, "b h t d"]:
@@ -87,4 +87,4 @@ class Snapshot:
             side = {name: x[..., start * x.shape[-1] // self.n_coded :] for name, x in packed.side.items()}
             packed = Packed(packed.planes[..., start * packed.planes.shape[-1] // self.n_coded :], side)
         positions = self.rows_at.at(shift + start, shift + self.n_coded, self.batch, self.recent[slot].device)
-        return codec.side(slot).decode(packed, positions)
+        return codec.to(packed.planes.device).side(slot).decode(packed, positions)

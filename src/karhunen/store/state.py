@@ -5,14 +5,15 @@ the codec and against each other before a store is made of them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, cast, final
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.codec import LayerCodec
+from karhunen.device import moved
 from karhunen.statistics.identity import LayerShape
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.exceptions import Exceptions
@@ -53,20 +54,9 @@ class StoreState:
     selection: SelectionState | None
 
     def to(self, device: torch.device) -> "StoreState":
-        """The same on a device."""
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return value.to(device)
-            if isinstance(value, Mapping):
-                return {key: moved(item) for key, item in cast("Mapping[str, Any]", value).items()}
-            if isinstance(value, tuple):
-                return tuple(moved(item) for item in cast("tuple[Any, ...]", value))
-            if is_dataclass(value) and not isinstance(value, type):
-                return type(value)(**{field.name: moved(getattr(value, field.name)) for field in fields(value)})
-            return value
-
-        return moved(self)
+        """The same on a device, but for what stays on the host: where tokens stand."""
+        exceptions = None if self.exceptions is None else self.exceptions.to(device)
+        return replace(moved(self, device), runs=self.runs, exceptions=exceptions)
 
     def check(self, codec: LayerCodec | None, shape: LayerShape) -> None:
         """ValueError, saying what is wrong, unless this is a store of such a layer."""

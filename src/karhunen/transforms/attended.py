@@ -40,7 +40,11 @@ class AttendedAxes(TransformSpec):
     def fit(self, data: TransformData) -> AffineMap:
         """Axes by decreasing weighted energy."""
         basis = principal_axes(data.require(self._need(data.about), Moments).second_moment)
-        return AffineMap(torch.zeros(data.g, data.d), basis.float().contiguous(), basis.mT.float().contiguous())
+        return AffineMap(
+            basis.new_zeros(data.g, data.d, dtype=torch.float32),
+            basis.float().contiguous(),
+            basis.mT.float().contiguous(),
+        )
 
     def _need(self, about: Need) -> Need:
         if about.slot != "value":

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, final
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from karhunen.device import HOST, device_of
 from karhunen.statistics.moments import Moments
 from karhunen.statistics.need import Need, Statistic
 
@@ -39,6 +41,11 @@ class TransformData:
     about: Need = Need("moments", "key")
     measured: Mapping[Need, Statistic] = field(default_factory=dict)
     n_heads: int = 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where the statistics lie."""
+        return device_of((self.moments, self.metric)) or HOST
 
     def require_moments(self) -> Moments:
         """The moments; ValueError if there are none."""

@@ -24,7 +24,7 @@ class BitReversal(TransformSpec):
 
     def fit(self, data: TransformData) -> AffineMap:
         """Nothing is learned."""
-        return orthogonal_map(torch.eye(data.d)[:, reversed_order(data.d)].expand(data.g, -1, -1))
+        return orthogonal_map(torch.eye(data.d, device=data.device)[:, reversed_order(data.d)].expand(data.g, -1, -1))
 
 
 def reversed_order(d: int) -> list[int]:

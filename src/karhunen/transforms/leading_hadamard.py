@@ -32,8 +32,8 @@ class LeadingHadamard(TransformSpec):
     def fit(self, data: TransformData) -> AffineMap:
         """The same matrix for every head group."""
         r = n_leading(self.share, data.d)
-        matrix = torch.eye(data.d, dtype=torch.float64)
-        matrix[:r, :r] = hadamard_matrix(r)
+        matrix = torch.eye(data.d, dtype=torch.float64, device=data.device)
+        matrix[:r, :r] = hadamard_matrix(r).to(data.device)
         return orthogonal_map(matrix.expand(data.g, -1, -1))
 
 

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from karhunen.device import HOST
 from karhunen.statistics.moments import Moments
 from karhunen.transforms.affine_map import AffineMap
 from karhunen.transforms.base import TransformData, TransformSpec
@@ -42,10 +43,10 @@ class LearnedRotation(TransformSpec):
     def fit(self, data: TransformData) -> AffineMap:
         """Never worse than the Hadamard rotation on the vectors set apart."""
         moments = data.require_moments()
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator(HOST).manual_seed(self.seed)
         group = self.group if self.group and data.d % self.group == 0 else data.d
         apart = drawn_vectors(moments, N_JUDGING, generator)
-        hadamard = hadamard_matrix(data.d).expand(data.g, -1, -1)
+        hadamard = hadamard_matrix(data.d).to(data.device).expand(data.g, -1, -1)
         best, least = hadamard, mean_squared_range(apart @ hadamard, group)
         best, least = _better(best, least, principal_axes(moments.second_moment) @ hadamard, apart, group)
         q = best
@@ -61,7 +62,7 @@ def drawn_vectors(moments: Moments, n: int, generator: torch.Generator) -> Float
     """Gaussian vectors of the measured mean and covariance, float64."""
     root, _ = square_root(moments.covariance)
     g, d = moments.sum.shape
-    normal = torch.randn(g, n, d, generator=generator, dtype=torch.float64)
+    normal = torch.randn(g, n, d, generator=generator, dtype=torch.float64, device=HOST).to(root.device)
     return normal @ root + moments.mean[:, None]
 
 
@@ -81,7 +82,7 @@ def cayley_step(
     turn = gradient @ q.mT
     turn = turn - turn.mT
     turn = turn * (size / torch.linalg.matrix_norm(turn).clamp_min(1e-300))[:, None, None]
-    eye = torch.eye(q.shape[-1], dtype=q.dtype)
+    eye = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
     return torch.linalg.solve(eye + turn / 2, (eye - turn / 2) @ q)
 
 

@@ -25,5 +25,5 @@ class MetricAxes(TransformSpec):
     def fit(self, data: TransformData) -> AffineMap:
         """Signs and order fixed by rule."""
         if data.metric is None:
-            return orthogonal_map(torch.eye(data.d).expand(data.g, -1, -1))
+            return orthogonal_map(torch.eye(data.d, device=data.device).expand(data.g, -1, -1))
         return orthogonal_map(principal_axes(data.metric))

@@ -25,10 +25,14 @@ class MetricScale(TransformSpec):
 
     def fit(self, data: TransformData) -> AffineMap:
         """One factor per coordinate; 1 where every error costs the same, or none anything."""
-        cost = torch.ones(data.g, data.d, dtype=torch.float64)
+        cost = torch.ones(data.g, data.d, dtype=torch.float64, device=data.device)
         if data.metric is not None:
             cost = data.metric.diagonal(dim1=-2, dim2=-1).double()
             if float(cost.mean()) < NOTHING:
                 cost = torch.ones_like(cost)
         scale = cost.clamp_min(LEAST_SHARE * float(cost.mean())).sqrt()
-        return AffineMap(torch.zeros(data.g, data.d), scale.diag_embed().float(), (1 / scale).diag_embed().float())
+        return AffineMap(
+            cost.new_zeros(data.g, data.d, dtype=torch.float32),
+            scale.diag_embed().float(),
+            (1 / scale).diag_embed().float(),
+        )

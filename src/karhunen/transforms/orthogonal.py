@@ -10,4 +10,6 @@ from karhunen.transforms.affine_map import AffineMap
 def orthogonal_map(matrix: Float[Tensor, "g d d"]) -> AffineMap:
     """The map of a rotation per head group, float32."""
     g, d, _ = matrix.shape
-    return AffineMap(torch.zeros(g, d), matrix.float().contiguous(), matrix.mT.float().contiguous())
+    return AffineMap(
+        torch.zeros(g, d, device=matrix.device), matrix.float().contiguous(), matrix.mT.float().contiguous()
+    )

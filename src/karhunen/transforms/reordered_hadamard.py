@@ -37,6 +37,6 @@ class ReorderedHadamard(TransformSpec):
         size = data.d // data.n_heads * n_heads
         strength = data.require_moments().second_moment.diagonal(dim1=-2, dim2=-1).unflatten(-1, (-1, size))
         order = strength.sort(dim=-1, descending=True, stable=True).indices  # [g groups size]
-        sort = torch.eye(size, dtype=torch.float64)[order].mT  # [g groups size size]
-        blocks = sort @ hadamard_matrix(size)
+        sort = torch.eye(size, dtype=torch.float64, device=data.device)[order].mT  # [g groups size size]
+        blocks = sort @ hadamard_matrix(size).to(data.device)
         return orthogonal_map(torch.stack([torch.block_diag(*head) for head in blocks]))

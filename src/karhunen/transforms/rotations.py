@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from karhunen.device import HOST
 from karhunen.transforms.affine_map import AffineMap
 from karhunen.transforms.base import TransformData, TransformSpec
 
@@ -39,8 +40,8 @@ class RandomRotation(TransformSpec):
 
     def fit(self, data: TransformData) -> AffineMap:
         """One matrix per group."""
-        generator = torch.Generator().manual_seed(self.seed)
-        normal = torch.randn(data.g, data.d, data.d, generator=generator, dtype=torch.float64)
+        generator = torch.Generator(HOST).manual_seed(self.seed)
+        normal = torch.randn(data.g, data.d, data.d, generator=generator, dtype=torch.float64, device=HOST)
         q, r = torch.linalg.qr(normal)
         return _rotation(q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None], data)
 
@@ -50,14 +51,14 @@ def hadamard_matrix(d: int) -> Float[Tensor, "d d"]:
     odd = d
     while odd % 2 == 0:
         odd //= 2
-    angle = 2 * math.pi / odd * torch.outer(torch.arange(odd), torch.arange(odd)).double()
+    angle = 2 * math.pi / odd * torch.arange(odd, device=HOST).outer(torch.arange(odd, device=HOST)).double()
     matrix = (angle.cos() + angle.sin()) / math.sqrt(odd)
-    two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / math.sqrt(2)
+    two = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64, device=HOST) / math.sqrt(2)
     while matrix.shape[0] < d:
         matrix = torch.kron(two, matrix)
     return matrix
 
 
 def _rotation(matrix: Tensor, data: TransformData) -> AffineMap:
-    matrix = matrix.expand(data.g, data.d, data.d).float()
-    return AffineMap(torch.zeros(data.g, data.d), matrix.contiguous(), matrix.mT.contiguous())
+    matrix = matrix.to(data.device).expand(data.g, data.d, data.d).float()
+    return AffineMap(matrix.new_zeros(data.g, data.d), matrix.contiguous(), matrix.mT.contiguous())

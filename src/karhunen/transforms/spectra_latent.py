@@ -46,7 +46,9 @@ class SpectraLatent(TransformSpec):
         latent = factor(activations, data.require(projection_need(data.about), Projection))
         scale = latent.strength.clamp_min(latent.strength[0] * LEAST_EIGENVALUE).sqrt() if self.balanced else 1.0
         matrix, inverse = latent.axes / scale, (latent.axes * scale).mT
-        return AffineMap(torch.zeros(1, data.d), matrix[None].float(), inverse[None].float().contiguous())
+        return AffineMap(
+            matrix.new_zeros(1, data.d, dtype=torch.float32), matrix[None].float(), inverse[None].float().contiguous()
+        )
 
 
 @final

@@ -10,12 +10,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from karhunen.device import on_host
+
 
 def without(y: Float[Tensor, "b g t c"], left_out: Bool[Tensor, "b t"], block_tokens: int) -> Float[Tensor, "b g t c"]:
     """`y` with the tokens of `left_out` put inside their block; a block of nothing else stays as it is, and so do
     blocks
     of one token."""
-    if block_tokens == 1 or not bool(left_out.any()):
+    if block_tokens == 1 or (on_host(left_out) and not bool(left_out.any())):
         return y
     blocks = y.unflatten(2, (-1, block_tokens))
     others = ~left_out.unflatten(1, (-1, block_tokens))[:, None, :, :, None]  # [b 1 blocks block 1]

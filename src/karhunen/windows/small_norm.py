@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from karhunen.device import HOST, computes_float64
+
 TOKENS_ABOVE = 8  # a text's abnormal tokens come in runs; over 2,000 tokens this is 0.4 % of them
 TOKENS_BELOW = 2  # many texts stay there
 
@@ -59,10 +61,24 @@ class NormBelow:
         kept_before: Int[Tensor, " b"] | None = None,
         padding: Bool[Tensor, "b t"] | None = None,
     ) -> Bool[Tensor, "b t"]:
+        """`named` of these vectors, on the host: waits for the device they lie on."""
+        return self.named(self.norms(key, value).to(HOST), group_tokens, n_before, kept_before, padding)
+
+    def norms(self, key: Float[Tensor, "b h t d"], value: Float[Tensor, "b h t e"]) -> Float[Tensor, "b t"]:
+        """What the rule looks at."""
+        return token_norms(key if self.slot == "key" else value)
+
+    def named(
+        self,
+        norms: Float[Tensor, "b t"],
+        group_tokens: int,
+        n_before: int = 0,
+        kept_before: Int[Tensor, " b"] | None = None,
+        padding: Bool[Tensor, "b t"] | None = None,
+    ) -> Bool[Tensor, "b t"]:
         """True where a token is to be kept exact; `t` is a multiple of `group_tokens`, the tokens that are decided on
         together. `n_before` tokens were decided on earlier, of which each row kept `kept_before`; what a share has set
-        aside is not spent on `padding`."""
-        norms = token_norms(key if self.slot == "key" else value)
+        aside is not spent on `padding`. All on the host."""
         if self.share is None:
             return norms < self.threshold
         if padding is not None:
@@ -72,7 +88,7 @@ class NormBelow:
         n_short = (groups < self.threshold).sum(2).tolist()
         n_exact = [self._n_exact(row, group_tokens, n_before, n) for row, n in zip(n_short, kept, strict=True)]
         rank = groups.argsort(dim=2, stable=True).argsort(dim=2)
-        return (rank < torch.tensor(n_exact, device=rank.device)[:, :, None]).flatten(1)
+        return (rank < torch.tensor(n_exact, device=HOST)[:, :, None]).flatten(1)
 
     def _n_exact(self, n_short: list[int], group_tokens: int, n_before: int, kept: int) -> list[int]:
         """How many of each group: its short ones as far as the share allows, more where fewer were kept than that."""
@@ -88,4 +104,5 @@ class NormBelow:
 
 def token_norms(x: Float[Tensor, "b h t d"]) -> Float[Tensor, "b t"]:
     """Length of each token's vector over all heads, float64."""
+    x = x if computes_float64(x.device) else x.to(HOST)
     return x.double().square().sum((1, 3)).sqrt()

@@ -16,6 +16,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from karhunen.codec import Codec
+from karhunen.device import HOST
 from karhunen.evaluation.continuation import Prompt, coded_text, dense_text, read_prompt, stop_tokens
 from karhunen.evaluation.metrics import interval
 from karhunen.evaluation.tasks.base import Prepared
@@ -92,7 +93,7 @@ class PreparedQuestions(Prepared):
                 }
             )
         mine, theirs = ([a[key] for a in answers] for key in ("coded_score", "dense_score"))
-        found = interval([torch.tensor([value], dtype=torch.float64) for value in mine])
+        found = interval([torch.tensor([value], dtype=torch.float64, device=HOST) for value in mine])
         dense_score = sum(theirs) / len(theirs)
         return {
             "metrics": {

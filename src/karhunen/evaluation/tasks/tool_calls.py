@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from karhunen.codec import Codec
+from karhunen.device import HOST
 from karhunen.evaluation.continuation import coded_text, dense_text, read_prompt
 from karhunen.evaluation.tasks.base import Prepared, Task
 from karhunen.evaluation.tasks.haystacks import essay, fill
@@ -62,7 +63,8 @@ class PreparedToolCalls(Prepared):
         self.tokenizer = tokenizer
         self.wanted = [call for _, call in asked]
         self.tokens: list[Tensor] = [
-            torch.tensor(tokenizer(prompt, truncation=False, verbose=False)["input_ids"]) for prompt, _ in asked
+            torch.tensor(tokenizer(prompt, truncation=False, verbose=False)["input_ids"], device=HOST)
+            for prompt, _ in asked
         ]
 
     @property

@@ -24,8 +24,9 @@ def byte_encode(coefficients: Float[Tensor, "b h t c"], tables: ByteTables) -> U
             entries, index = tables.plane(j)
             entries = entries.float()
             distance = tables.half_norms[j].expand(b, t, 256)
-            for k, c in enumerate(index.tolist()):
-                distance = distance - left[:, head, :, c, None] * entries[:, k]
+            mine = left[:, head, :, index]
+            for k in range(len(index)):
+                distance = distance - mine[..., k, None] * entries[:, k]
             byte = lowest_argmin(distance)
             codes[:, j] = byte
             left[:, head, :, index] -= entries[byte]

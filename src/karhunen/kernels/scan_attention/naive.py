@@ -55,13 +55,22 @@ def rotated(x: Float[Tensor, "*b _ d"], frames: Frames, positions: Int[Tensor, "
     """R(position) x for vectors [..., n, d] (or 1 in place of n), in float64."""
     if not frames.frequencies:
         return x
-    first, second = list(frames.first), list(frames.second)
-    angle = positions.double()[:, None] * torch.tensor(frames.frequencies, dtype=torch.float64, device=x.device)
+    first, second, frequencies = _turning(frames, x.device)
+    angle = positions.double()[:, None] * frequencies
     wide = x.double().expand(*x.shape[:-2], len(positions), x.shape[-1]).clone()
     a, b = wide[..., first], wide[..., second]
     wide[..., first] = a * angle.cos() - b * angle.sin()
     wide[..., second] = a * angle.sin() + b * angle.cos()
     return wide.to(x.dtype)
+
+
+def _turning(frames: Frames, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The halves of the pairs and their frequencies as tensors, made once for a device."""
+    name = f"turning {device}"
+    if name not in frames.prepared:
+        halves = (torch.tensor(half, device=device) for half in (frames.first, frames.second))
+        frames.prepared[name] = *halves, torch.tensor(frames.frequencies, dtype=torch.float64, device=device)
+    return frames.prepared[name]
 
 
 def additive(mask: Tensor, like: Tensor) -> Tensor:

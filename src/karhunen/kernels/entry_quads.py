@@ -3,10 +3,10 @@
     float16 entries   word = low[quad][byte]: 64 bits, four float16
     look-ups of int8  word = low[quad][byte mod 2^a] + high[quad][byte div 2^(8 − b)]: 32 bits, four digits entry + 128
 
-A digit of the second sum never leaves 0 … 255 (`Lookups` refuses what would), so one 32-bit addition adds four columns.
-A plane of w columns becomes ⌈w / 4⌉ quads; places without a column hold zeros and have scale 0. Quads of them pad a head
-up to the sum of its `pieces`. Scales of float16 entries are powers of two that bring a head's largest near 2^10, so that
-float16 neither overflows nor loses small entries; tables that are float16 stay exact.
+A digit of the second sum never leaves 0 … 255 (`Lookups` refuses what would), so one 32-bit addition adds four
+columns. A plane of w columns becomes ⌈w / 4⌉ quads; places without a column hold zeros and have scale 0. Quads of them
+pad a head up to the sum of its `pieces`. Scales of float16 entries are powers of two that bring a head's largest near
+2^10, so that float16 neither overflows nor loses small entries; tables that are float16 stay exact.
 `term_*` invert the map: coefficient c of head i is the sum of columns `term_column[i, :, c]`, in the order of planes.
 """
 

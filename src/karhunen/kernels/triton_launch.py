@@ -26,7 +26,7 @@ INTERPRETED = type(_nothing).__name__ != JITFunction.__name__
 @final
 @dataclass(frozen=True)
 class Call:
-    """One launch of a kernel, put off: what runs it, or compiles it for a machine that is not here, has all it needs."""
+    """One launch of a kernel, put off: has all that it takes to run it, or to compile it for another machine."""
 
     kernel: Any
     grid: Any

@@ -23,8 +23,8 @@ from karhunen.kernels.triton_launch import Call
 available = triton_launch.available
 
 TOLERANCE = 4e-3
-"""Of the largest mean or log-sum, against naive in float64: queries, maps and weights are rounded to float16 (2^-11 of
-each), entries are exact, sums are float32; a score of order 5 is then off by 1e-3, and a weight by as much of itself."""
+"""Of the largest mean or log-sum, against naive in float64: queries, maps and weights are rounded to float16 (2^-11
+of each), entries are exact, sums are float32; a score of order 5 is then off by 1e-3, a weight by as much of itself."""
 
 
 def scan_attention(
@@ -100,10 +100,8 @@ def _with_hidden(
     """The mask, named tokens hidden in a copy."""
     if hidden is None or not len(hidden[0]):
         return mask
-    if mask is None:
-        mask = torch.ones(len(query), n_tokens, dtype=torch.bool, device=query.device)
-    else:
-        mask = mask.clone()
+    shape = (len(query), n_tokens)
+    mask = torch.ones(shape, dtype=torch.bool, device=query.device) if mask is None else mask.clone()
     mask[hidden[0].long(), hidden[1].long()] = False if mask.dtype == torch.bool else -torch.inf
     return mask
 

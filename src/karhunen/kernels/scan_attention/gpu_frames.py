@@ -4,7 +4,7 @@
 
 Rows of the product are (block, query row), its columns the key tables' with their scales, then the bias of each token
 of a block, ν + R(n − n₀) μ. Both sides are float16: queries divided by their largest number, maps by their longest
-column, so that no product leaves float16; biases are float32. Cosines are float32 of float64 angles, kept on the device.
+column, so that no product leaves float16; biases are float32. Cosines are of float64 angles, kept on the device.
 """
 
 from dataclasses import dataclass

@@ -71,15 +71,14 @@ def _words(p_codes, b_offset, token, t, WORDS: tl.constexpr):
 @triton.jit
 def _look_up(side, o_table, b_byte, SIDE: tl.constexpr):
     """The word of columns that each byte names: [quad, word]."""
+    o_table = o_table[:, None]
     if SIDE.entries == SUM:
-        b_low = b_byte & ((1 << SIDE.low_bits) - 1)
-        b_high = b_byte >> (8 - SIDE.high_bits)
-        b_word = tl.load(side.low + ((o_table[:, None] << SIDE.low_bits) + b_low), eviction_policy="evict_last")
-        return b_word + tl.load(
-            side.high + ((o_table[:, None] << SIDE.high_bits) + b_high), eviction_policy="evict_last"
-        )
+        p_low = side.low + ((o_table << SIDE.low_bits) + (b_byte & ((1 << SIDE.low_bits) - 1)))
+        p_high = side.high + ((o_table << SIDE.high_bits) + (b_byte >> (8 - SIDE.high_bits)))
+        b_word = tl.load(p_low, eviction_policy="evict_last") + tl.load(p_high, eviction_policy="evict_last")
     else:
-        return tl.load(side.low + ((o_table[:, None] << 8) + b_byte), eviction_policy="evict_last")
+        b_word = tl.load(side.low + ((o_table << 8) + b_byte), eviction_policy="evict_last")
+    return b_word
 
 
 @triton.jit

@@ -70,7 +70,7 @@ class Problem(NamedTuple):
 def split_attention(
     problem: Problem, quads: EntryQuads, n_coefficients: int, n_splits: int | None = None, launch: Launch | None = None
 ) -> Partial:
-    """Partial [b h q c] in value coefficients. `n_splits`: see `token_splits`; `launch`: timed over LAUNCHES if None."""
+    """In value coefficients. `n_splits`: see `token_splits`; `launch`: timed over LAUNCHES if None."""
     found, calls = plan(problem, quads, n_coefficients, n_splits, launch)
     for call in calls:
         call.launch()

@@ -1,13 +1,13 @@
-"""One range of tokens against the query rows of a KV head: flash decoding, each byte read and looked up once for all rows.
+"""One range of tokens against the query rows of a KV head: flash decoding, each byte looked up once for all rows.
 
     entries of keys [column token] ─ᵀ· q′ [column row] ─▶ scores [token row] ─ softmax ─▶ weights
     entries of values [column token] · weights [token row] ─▶ mean [column row]
 
 Tokens and columns are the long sides of both products, so a tensor core wastes nothing on a group of eight query rows
-and half on four. A head's quads are read in one or two pieces of a power of two, for 44 quads 32 and 16. The tables stay
-in the first-level cache: programs that run together read the same head. Scores and sums are float32; operands are
-float16, scaled so that they neither overflow nor vanish: queries by whoever makes them (`Queries.size`), weights by the
-largest gain so far.
+and half on four. A head's quads are read in one or two pieces of a power of two, for 44 quads 32 and 16. The tables
+stay in the first-level cache: programs that run together read the same head. Scores and sums are float32; operands are
+float16, scaled so that they neither overflow nor vanish: queries by whoever makes them (`Queries.size`), weights by
+the largest gain so far.
 """
 
 # programs for Triton, whose constants decide branches that pyright cannot follow
@@ -120,10 +120,10 @@ def _tiles(extent, i_split, tiles_per_block: tl.constexpr, BLOCK: tl.constexpr, 
 def _offsets(side, i_h, SIDE: tl.constexpr):
     """Of the planes of both pieces."""
     b_a = plane_offsets(side, i_h, 0, SIDE.quads_a, SIDE)
+    b_b = b_a
     if SIDE.quads_b > 0:
-        return b_a, plane_offsets(side, i_h, SIDE.quads_a, SIDE.quads_b, SIDE)
-    else:
-        return b_a, b_a
+        b_b = plane_offsets(side, i_h, SIDE.quads_a, SIDE.quads_b, SIDE)
+    return b_a, b_b
 
 
 @triton.jit

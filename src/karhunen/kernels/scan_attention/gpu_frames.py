@@ -25,7 +25,7 @@ from karhunen.kernels.triton_launch import Call
 
 LEAST_DEPTH = 16  # what a tensor core multiplies at once
 COLUMNS = 64  # of one program
-ROWS = 64
+ROWS = 32
 
 
 class Maps(NamedTuple):

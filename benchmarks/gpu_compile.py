@@ -54,7 +54,7 @@ def calls() -> Iterator[tuple[str, Call]]:
     query, made = torch.randn(1, H, Q, D, dtype=torch.bfloat16), frames_of()
     for kind in KINDS:
         keys, values = (side_of(tables_of(kind), t, 1, host) for _ in range(2))
-        for tile, warps in ((64, 4), (128, 4), (128, 8)):
+        for tile, warps in ((64, 4), (128, 8)):
             launch = Launch(tile, warps)
             _, (frames, attend, merge) = scan_attention.planned(
                 query, keys, values, made, first_position=0, scale=1.0, n_splits=4, launch=launch

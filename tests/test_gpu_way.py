@@ -11,7 +11,7 @@ from tests.attention.test_fused import FROM_BYTES, layer, queries
 from tests.closeness import assert_near
 from tests.hf.test_cache import bits, coded_layers, fitted, generate, run, tokens
 from tests.hf.tiny import build
-from tests.synthetic import SMALL
+from tests.synthetic import SMALL, quick
 from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -74,7 +74,8 @@ def test_rows_padded_on_the_left_begin_at_positions_of_their_own() -> None:
     assert_near(found["gpu"], found["naive"], TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_several_turns_a_crop_and_branches(family: str) -> None:
     model, made, found = model_of(family), fitted(family, "karhunen"), {}
     for path in ("gpu", "naive"):
@@ -98,6 +99,7 @@ def padded() -> dict[str, Tensor]:
     return {"attention_mask": mask}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, padded(), {"num_beams": 2}], ids=["batch", "padded", "beams"])
 def test_a_model_generates_the_tokens_of_the_definition(settings: dict[str, Any]) -> None:
     model, made, found = model_of("llama"), fitted("llama", "karhunen"), {}
@@ -109,8 +111,9 @@ def test_a_model_generates_the_tokens_of_the_definition(settings: dict[str, Any]
     assert found["gpu"] == found["naive"]
 
 
+@pytest.mark.slow
 def test_a_codec_calibrated_and_fitted_this_way_has_the_same_bytes() -> None:
-    recipe, found = make("karhunen"), {}
+    recipe, found = quick(make("karhunen")), {}
     text = tokens(1, 300)[0].tolist()
     for path in ("gpu", "naive"):
         with forced(path):

@@ -7,6 +7,8 @@ of a block, ν + R(n − n₀) μ. Both sides are float16: queries divided by th
 column, so that no product leaves float16; biases are float32. Cosines are of float64 angles, kept on the device.
 """
 
+# programs for Triton, whose types pyright cannot follow
+# pyright: reportOperatorIssue=false
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 

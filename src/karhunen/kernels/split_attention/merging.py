@@ -1,5 +1,7 @@
 """The ranges of one query row become one: weighted by their share of the softmax, columns summed into coefficients."""
 
+# programs for Triton, whose types pyright cannot follow
+# pyright: reportOperatorIssue=false
 import triton
 import triton.language as tl
 

@@ -84,13 +84,15 @@ class FakeTensor(Tensor):
 
 
 class FakeDevice(TorchDispatchMode):
-    """A CUDA device as far as anybody can see; `waits` names what karhunen made the host wait for, and the line."""
+    """A CUDA device as far as anybody can see; `waits` names what karhunen made the host wait for, and
+    the line; `widest` counts the bytes of the largest tensor in float32 or float64 that was made."""
 
     def __init__(self, float64: bool = True) -> None:
         super().__init__()
         self.device = torch.device("cuda", 0)
         self.float64 = float64
         self.waits: list[str] = []
+        self.widest = 0
 
     def take(self, x: Tensor) -> FakeTensor:
         """`x` there, without a copy."""
@@ -119,6 +121,8 @@ class FakeDevice(TorchDispatchMode):
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         fakes = [x for x in tensors if isinstance(x, FakeTensor)]
         wanted = kwargs.get("device")
+        if not tensors and _in_backward():
+            wanted = self.device
         if not fakes and (wanted is None or torch.device(wanted).type != self.device.type):
             return func(*args, **kwargs)
         if name not in MOVES:
@@ -139,6 +143,8 @@ class FakeDevice(TorchDispatchMode):
             return x
         if x.dtype == torch.float64 and not self.float64:
             raise TypeError(f"{self.device.type} has no float64")
+        if x.dtype in (torch.float32, torch.float64):
+            self.widest = max(self.widest, x.untyped_storage().nbytes())
         return FakeTensor(x, self)
 
     def _refuse_mixing(self, name: str, tensors: list[Tensor]) -> None:
@@ -185,6 +191,16 @@ def fake_device(float64: bool = True, triton: bool = False) -> Iterator[FakeDevi
         torch.cuda._lazy_init, triton_launch.INTERPRETED = own, interpreted
         torch._C._set_only_lift_cpu_tensors(False)
         _forget()
+
+
+def _in_backward() -> bool:
+    """Whether the gradient of an operation asks, which fills with zeros what it takes to lie on the host."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and any(part in frame.f_code.co_filename for part in ("/torch/", "fake_device.py")):
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _moved(x: FakeTensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -32,6 +32,7 @@ EXCEPTIONS = {
     "kernels/quads.py": "arrays of the CPU kernels",
     "kernels/scan_attention/__init__.py": "`cpu` is the name of a path",
     "kernels/exact_attention/__init__.py": "`cpu` is the name of a path",
+    "kernels/step_attention/__init__.py": "`cpu` is the name of a path",
     "monitoring/environment.py": "names the devices it found",
     "cli/bench.py": "`cpu` is the name of a path",
 }

@@ -29,6 +29,7 @@ from karhunen.kernels.paths import available, fastest, forced
 from karhunen.recipes import make
 from karhunen.recipes import names as recipe_names
 from karhunen.statistics.need import SLOTS
+from karhunen.store import snapshot
 from karhunen.store.layer_store import LayerStore
 from karhunen.windows.base import Window
 from karhunen.windows.small_norm import NormBelow
@@ -233,17 +234,14 @@ def test_several_turns_and_a_crop(device: FakeDevice) -> None:
     assert_near(found[0], found[1], 1e-5)
 
 
-@pytest.mark.parametrize("recipe", ["karhunen", "spectra", "kvquant"])
+@pytest.mark.parametrize("recipe", ["karhunen", "spectra:bits=6", "kvquant"])
 def test_calibration_gives_the_codec_of_the_host(recipe: str) -> None:
     """Gradients, moments, samples and projections, gathered there and fitted here."""
-    made = make(recipe)
-    found = []
+    made, text = make(recipe), tokens(1, 400)[0].tolist()
+    here = fit(made, calibrate(build("llama"), [text], made.needs(), min_tokens=16))
     with fake_device() as device:
-        for model in (device.model(build("llama")), build("llama")):
-            text = tokens(1, 400)[0]
-            gathered = calibrate(model, [text.tolist()], made.needs(), min_tokens=16)
-            found.append(fit(made, gathered).fingerprint())
-    assert found[0] == found[1]
+        there = fit(made, calibrate(device.model(build("llama")), [text], made.needs(), min_tokens=16))
+    assert there.fingerprint() == here.fingerprint()
 
 
 def test_attention_error_is_measured_there(device: FakeDevice) -> None:
@@ -254,13 +252,34 @@ def test_attention_error_is_measured_there(device: FakeDevice) -> None:
         assert ours.output_error == pytest.approx(theirs.output_error, rel=1e-4)
 
 
+@pytest.mark.parametrize(("name", "attention"), [("karhunen", "karhunen"), ("kivi", "karhunen"), ("karhunen", "sdpa")])
+def test_no_float32_copy_of_a_bfloat16_cache_is_made(
+    name: str, attention: str, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest float32 tensor of a step is as large after 160 tokens as after 480."""
+    monkeypatch.setattr(fused, "CHUNK_TOKENS", 32)
+    monkeypatch.setattr(snapshot, "DECODE_TOKENS", 32)
+    model, made = moved(device, "llama", dtype=torch.bfloat16), fitted("llama", name)
+    model.set_attn_implementation(attention)
+    widest = []
+    for n in (160, 480):
+        held = CompressedCache(model, made)
+        run(model, tokens(1, n).to(device.device), held)
+        run(model, tokens(1, 1).to(device.device), held)
+        device.widest = 0
+        run(model, tokens(1, 1).to(device.device), held)
+        widest.append(device.widest)
+        assert held.get_seq_length() * 24 * 4 > device.widest or n == 160
+    assert widest[0] == widest[1] > 0
+
+
 # waiting
 
 
 @pytest.mark.parametrize(("padded", "dtype"), list(product([False, True], [torch.float32, torch.bfloat16])))
 def test_a_step_waits_for_nothing_and_a_flush_once_a_layer(padded: bool, dtype: torch.dtype) -> None:
-    """Also where tokens are kept exact by a rule, and where a batch is padded. The first step, which lays out the tables
-    of the codec for the device, is left out."""
+    """Also where tokens are kept exact by a rule, and where a batch is padded. Left out is the first step, which lays
+    out the codec's tables for the device."""
     with torch.no_grad(), fake_device() as device:
         model = moved(device, "llama", dtype=dtype)
         made = fitted("llama", "karhunen")

@@ -6,7 +6,7 @@ x ◀── frame ── κ ◀── transform ── y ◀── quantizer ─
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -186,7 +186,7 @@ class LayerCodec:
         return {}
 
     @cached_property
-    def prepared(self) -> dict[str, Any]:
+    def prepared(self) -> dict[Hashable, Any]:
         """What a reader made of this codec, by reader: filled at first use, never stored."""
         return {}
 

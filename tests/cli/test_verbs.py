@@ -11,6 +11,7 @@ from tests.cli.conftest import Command, save_tiny
 
 from karhunen import recipes
 from karhunen.codec import Codec
+from karhunen.kernels.paths import fastest
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -153,6 +154,10 @@ def test_doctor_names_versions_paths_and_models(karhunen: Command) -> None:
     assert said["versions"]["torch"] == torch.__version__
     assert said["index"] is None, "nobody asked"
     assert {"kernel": "byte_attention", "path": "naive", "live": True, "reason": "plain torch"} in said["fast_paths"]
+    path, reason = fastest("scan_attention", "cpu")
+    assert {"device": "cpu", "path": path, "reason": reason} in said["attention"]
+    missing = {"kernel": "exact_attention", "path": "gpu", "live": False}
+    assert {**missing, "reason": "no GPU kernel is written for exact_attention"} in said["fast_paths"]
     assert [model["name"] for model in said["models"]] == ["smollm2", "gemma3-270m"]
     assert "byte_attention.naive" in karhunen("doctor").out
 

@@ -24,8 +24,10 @@ from karhunen.kernels.byte_attention.naive import additive
 from karhunen.kernels.exact_attention import CodedPart, exact_attention
 from karhunen.kernels.paths import fastest
 from karhunen.kernels.scan_attention import Frames, scan_attention
+from karhunen.kernels.step_attention import step_attention
 from karhunen.quantizers.base import Codes
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
+from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.exceptions import Exceptions, RowExceptions
 from karhunen.store.snapshot import Snapshot
 
@@ -70,13 +72,10 @@ def attend(
     rows = query.reshape(b, h, n_heads // h * m, -1)
     rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
     extra = held.exceptions.by_row(held.batch) if held.exceptions is not None else None
-    coded = None if held.packed is None else _coded(reader, held, rows, scale, softcap, over_coded.terms)
     if m == 1 and mask is None and softcap is None and (extra is None or extra.there is None):
-        pieces = [(held.sink["key"], held.sink["value"]), (held.recent["key"], held.recent["value"])]
-        pieces += [(extra.key, extra.value)] if extra else []
-        path = _path("exact_attention", rows)
-        whole = exact_attention(rows, pieces, coded, scale=scale, path=path)
+        whole = _step(reader, held, extra, rows, scale)
     else:
+        coded = None if held.packed is None else _coded(reader, held, rows, scale, softcap, over_coded.terms)
         exact = _exact(held, extra, rows, m, scale, softcap, mask)
         whole = exact if coded is None else merge_partials([exact, _in_vectors(coded)])
     out = whole.mean.reshape(b, n_heads, m, -1)
@@ -126,6 +125,25 @@ class OverCoded:
         if not bool(alike):
             return cls(reason="the mask differs between queries over coded tokens")
         return cls(None if bool(all_seen) else terms.clone())
+
+
+def _step(reader: Reader, held: Snapshot, extra: RowExceptions | None, rows: Tensor, scale: float) -> Partial:
+    """One token of each row, which sees all that is held."""
+    pieces = [(held.sink["key"], held.sink["value"]), (held.recent["key"], held.recent["value"])]
+    pieces += [(extra.key, extra.value)] if extra else []
+    maps, packed = reader.to_vectors, held.packed
+    path = _path("step_attention", rows)
+    if packed is not None and reader.scan is not None and maps is not None and path != "naive":
+        runs = held.offsets(0, held.n_coded)
+        if len(runs) == 1 and len(set(first := runs[0][2])) == 1:
+            key, value = (_coded_tokens(packed[slot], _quantizer(reader, slot)) for slot in SLOTS)
+            excepted = held.exceptions
+            return step_attention(
+                rows, key, value, reader.scan, pieces, maps.matrix, maps.offset, path=path, first_position=first[0],
+                scale=scale, hidden=None if excepted is None else excepted.places(slice(None), 0, held.n_coded),
+            )  # fmt: skip
+    coded = None if packed is None else _coded(reader, held, rows, scale, None, None)
+    return exact_attention(rows, pieces, coded, scale=scale, path=_path("exact_attention", rows))
 
 
 def _exact(
@@ -224,7 +242,7 @@ def _scanned(
     definition, which decodes what it is given, is given a chunk at a time."""
     assert held.packed is not None and reader.to_vectors is not None, "something is coded"
     path = _path("scan_attention", rows)
-    quantizers = [cast("ByteQuantizer", reader.codec.side(slot).quantizer) for slot in ("key", "value")]
+    quantizers = [_quantizer(reader, slot) for slot in SLOTS]
     excepted = held.exceptions
     parts: list[Partial] = []
     whole_runs = path != "naive"
@@ -246,6 +264,10 @@ def _scanned(
     return CodedPart(
         parts[0] if len(parts) == 1 else merge_partials(parts), reader.to_vectors.matrix, reader.to_vectors.offset
     )
+
+
+def _quantizer(reader: Reader, slot: Slot) -> ByteQuantizer:
+    return cast("ByteQuantizer", reader.codec.side(slot).quantizer)
 
 
 def _coded_tokens(packed: Packed, quantizer: ByteQuantizer) -> CodedTokens:

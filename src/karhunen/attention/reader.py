@@ -173,12 +173,15 @@ def _rows(matrix: Float[Tensor, "h r d"], index: Int[Tensor, "h c"]) -> Float[Te
 
 def reader_of(codec: LayerCodec, held: Snapshot) -> Reader:
     """The reader of a layer for what it holds, where it is held; made once for a codec and a device."""
-    key, value = (held.recent[slot] for slot in ("key", "value"))
+    key, value = held.recent["key"], held.recent["value"]
+    name = (key.device, key.dtype, key.shape[1], key.shape[3], value.shape[1], value.shape[3])
+    if name not in codec.prepared:
+        codec.prepared[name] = _made_for(codec, key, value)
+    return codec.prepared[name]
+
+
+def _made_for(codec: LayerCodec, key: Tensor, value: Tensor) -> Reader:
     codec = codec.to(key.device)
-    dtype = torch.promote_types(key.dtype, torch.float32)
-    name = f"reader {key.shape[1:4:2]} {value.shape[1:4:2]} {dtype}"
     if not computes_float64(key.device):
         return Reader(codec, "decoded", f"{key.device.type} has no float64, so vectors are decoded on the host")
-    if name not in codec.prepared:
-        codec.prepared[name] = Reader.of(codec, key.shape[-1], value.shape[-1], dtype)
-    return codec.prepared[name]
+    return Reader.of(codec, key.shape[-1], value.shape[-1], torch.promote_types(key.dtype, torch.float32))

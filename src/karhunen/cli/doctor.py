@@ -21,6 +21,8 @@ def run(online: bool, as_json: bool) -> None:
             table.add_row("device", device, "")
         table.add_row("threads", str(found.n_threads), f"{found.n_cpus} processors")
         table.add_section()
+        for read in found.attention:
+            table.add_row(f"attention on {read.device}", read.path, read.reason)
         for path in found.fast_paths:
             table.add_row(f"{path.kernel}.{path.path}", "live" if path.live else "not here", path.reason)
         table.add_section()

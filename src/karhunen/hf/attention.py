@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from karhunen.attention import fused
 from karhunen.hf.capture import can_be_routed, implementations, own_attention
 from karhunen.hf.history import HistoryTensor
-from karhunen.hf.probe import text_config
+from karhunen.hf.probe import text_config, untraced
 
 NAME = "karhunen"
 
@@ -62,6 +62,7 @@ def reading_bytes(model: nn.Module) -> Iterator[None]:
             config._attn_implementation_internal = implementation
 
 
+@untraced
 def karhunen_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, Tensor | None]:

@@ -24,7 +24,7 @@ from karhunen.device import HOST
 from karhunen.hf.attention import NAME
 from karhunen.hf.describe import identity_of
 from karhunen.hf.history import History, HistoryTensor, Masks
-from karhunen.hf.probe import text_config
+from karhunen.hf.probe import text_config, uncompiled, untraced
 from karhunen.hf.queries import show_queries
 from karhunen.statistics.need import SLOTS
 from karhunen.store.account import Account
@@ -85,6 +85,7 @@ class CompressedLayer(DynamicLayer):
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
+    @untraced
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add tokens; returns keys and values of all tokens so far, the new ones exact. Where attention reads bytes
         the tensors returned hold no numbers (karhunen.hf.history)."""
@@ -213,6 +214,7 @@ class CompressedCache(Cache):
     def __init__(
         self, model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None = None, keep_decoded: bool = False
     ) -> None:
+        model = uncompiled(model)
         codec.check_model(identity_of(model))
         self.codec = codec
         self.offsets = RowOffsets()
@@ -294,6 +296,7 @@ class CompressedCache(Cache):
         return twin
 
 
+@untraced
 def _note_offsets(
     cache_ref: "weakref.ref[CompressedCache]", module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:

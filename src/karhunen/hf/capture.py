@@ -22,7 +22,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
 from karhunen.device import HOST
-from karhunen.hf.probe import RecordingCache, forward, inference, parameters, text_config
+from karhunen.hf.probe import RecordingCache, forward, inference, parameters, text_config, untraced
 
 PRIVATE_NAME = "karhunen_capture"
 
@@ -178,6 +178,7 @@ def routed_attention(
     names = implementations(routed)
     name, previous = _unused_name(), _plain(routed, names)
 
+    @untraced
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **arguments: Any
     ) -> Any:

@@ -6,7 +6,8 @@ The forward is the model's own; it runs in evaluation mode, without gradients, a
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from functools import wraps
+from typing import Any, TypeVar, cast, final
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +17,8 @@ from transformers import DynamicCache
 from karhunen.device import HOST
 
 Update = tuple[Float[Tensor, "..."], Float[Tensor, "..."]]  # keys, values; sizes differ between layers
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 N_PROBE_TOKENS = 10
 
@@ -64,7 +67,24 @@ def cache_argument(model: nn.Module) -> str:
 
 def parameters(model: nn.Module) -> frozenset[str]:
     """Names of the arguments of a model's forward."""
-    return frozenset(inspect.signature(model.forward).parameters)
+    return frozenset(inspect.signature(uncompiled(model).forward).parameters)
+
+
+def untraced(function: F) -> F:
+    """Left to Python by `torch.compile`, whose graph breaks there: what decides on the host what is coded and read.
+    torch's own wrapper costs microseconds a call, so it stands only where something is traced."""
+    left = torch.compiler.disable(function)
+
+    @wraps(function)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return left(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
+
+    return cast("F", either)
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model that `torch.compile` has wrapped, which shares its weights; any other as it is."""
+    return cast("nn.Module", getattr(model, "_orig_mod", model))
 
 
 @contextmanager
@@ -87,7 +107,9 @@ def forward(model: nn.Module, cache: Any, input_ids: Int[Tensor, "b t"], **argum
         arguments["logits_to_keep"] = 1
     device = next(model.parameters()).device
     tensors = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
-    return model(input_ids=input_ids.to(device), use_cache=True, **{cache_argument(model): cache}, **tensors)
+    return uncompiled(model)(
+        input_ids=input_ids.to(device), use_cache=True, **{cache_argument(model): cache}, **tensors
+    )
 
 
 def updates(model: nn.Module, input_ids: Int[Tensor, "b t"], **arguments: Any) -> dict[int, Update]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from karhunen.hf.capture import Attention, routed_attention
+from karhunen.hf.probe import untraced
 from karhunen.store.layer_store import LayerStore
 from karhunen.windows.score import Queries
 
@@ -44,6 +45,7 @@ def show_queries(model: nn.Module, cache: "weakref.ref[Any]") -> ExitStack:
         pass  # refuses a model that cannot be routed here rather than inside the first forward
     running = ExitStack()
 
+    @untraced
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         held = cache()
         if held is None or not any(value is held for value in (*args, *kwargs.values())):
@@ -52,6 +54,7 @@ def show_queries(model: nn.Module, cache: "weakref.ref[Any]") -> ExitStack:
         if waiting:
             running.enter_context(routed_attention(model, _Shown(waiting).attend))
 
+    @untraced
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         running.close()
 

@@ -17,8 +17,9 @@ from typing import Any, final
 import torch
 
 from karhunen import kernels
-from karhunen.device import HOST
+from karhunen.device import HOST, computes_float64
 from karhunen.hf.embedded import MODELS, default_cache_dir, is_cached
+from karhunen.kernels.paths import PATHS, fastest
 
 PACKAGES = (
     "karhunen",
@@ -48,6 +49,16 @@ class FastPath:
 
 @final
 @dataclass(frozen=True)
+class AttentionOn:
+    """How a coded cache is read on one type of device, and why so."""
+
+    device: str
+    path: str
+    reason: str
+
+
+@final
+@dataclass(frozen=True)
 class EmbeddedModel:
     """One embedded model, and whether it lies ready in the cache folder."""
 
@@ -67,6 +78,7 @@ class Environment:
     devices: tuple[str, ...]
     n_cpus: int
     n_threads: int
+    attention: tuple[AttentionOn, ...]
     fast_paths: tuple[FastPath, ...]
     cache_folder: Path
     models: tuple[EmbeddedModel, ...]
@@ -82,6 +94,7 @@ def environment(online: bool = False) -> Environment:
         devices=_devices(),
         n_cpus=os.cpu_count() or 1,
         n_threads=torch.get_num_threads(),
+        attention=tuple(_attention_on(kind) for kind in dict.fromkeys(name.split(":")[0] for name in _devices())),
         fast_paths=tuple(_fast_paths()),
         cache_folder=default_cache_dir(),
         models=tuple(EmbeddedModel(s.name, s.description, is_cached(s.name)) for s in MODELS.values()),
@@ -127,13 +140,21 @@ def _devices() -> tuple[str, ...]:
     return tuple(found)
 
 
+def _attention_on(kind: str) -> AttentionOn:
+    device = torch.device(kind)
+    if not computes_float64(device):
+        return AttentionOn(kind, "decoded", f"{kind} has no float64, so vectors are coded and decoded on the host")
+    path, reason = fastest("scan_attention", kind)
+    return AttentionOn(kind, path, reason if kind == HOST.type else f"{reason}; its speed has not been measured")
+
+
 def _fast_paths() -> list[FastPath]:
     found: list[FastPath] = []
     for info in pkgutil.iter_modules(kernels.__path__):
         if not info.ispkg:
             continue
         module: Any = importlib.import_module(f"{kernels.__name__}.{info.name}")
-        for path in getattr(module, "PATHS", ()):  # of an op; what ops share has none
+        for path in PATHS if hasattr(module, "available") else ():  # what ops share has none
             try:
                 live, reason = module.available(path)
             except ImportError as error:

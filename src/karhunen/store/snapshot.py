@@ -17,6 +17,9 @@ from karhunen.store.decoded import Decoded
 from karhunen.store.exceptions import Exceptions
 from karhunen.store.positions import Positions
 
+DECODE_TOKENS = 8192
+"""Tokens decoded at a time: bounds the float32 numbers there are at once."""
+
 
 @final
 @dataclass(frozen=True)
@@ -76,15 +79,25 @@ class Snapshot:
             made = self._decode(codec, slot, 0)
         else:
             made = self.decoded.upto(slot, self.n_coded, lambda start: self._decode(codec, slot, start))
-        made = made if self.exceptions is None else self.exceptions.put_over(made, slot)
-        return as_dtype(made, self.recent[slot].dtype)
+        return made if self.exceptions is None else self.exceptions.put_over(made, slot)
 
     def _decode(self, codec: LayerCodec, slot: Slot, start: int) -> Float[Tensor, "b h t d"]:
-        """The coded tokens from `start` on, which ends an entry of every tensor."""
+        """The coded tokens from `start` on, which ends an entry of every tensor, in the dtype they came in; some of
+        them at a time, so that no wider copy of all of them exists."""
         assert self.packed is not None, "nothing is coded"
-        packed, shift = self.packed[slot], self.n_sink + self.n_dropped
-        if start:
-            side = {name: x[..., start * x.shape[-1] // self.n_coded :] for name, x in packed.side.items()}
-            packed = Packed(packed.planes[..., start * packed.planes.shape[-1] // self.n_coded :], side)
-        positions = self.rows_at.at(shift + start, shift + self.n_coded, self.batch, self.recent[slot].device)
-        return codec.to(packed.planes.device).side(slot).decode(packed, positions)
+        like, shift = self.recent[slot], self.n_sink + self.n_dropped
+        side = codec.to(like.device).side(slot)
+        step = max(1, DECODE_TOKENS // codec.granule_tokens) * codec.granule_tokens
+        parts: list[Tensor] = []
+        for first in range(start, self.n_coded, step):
+            last = min(first + step, self.n_coded)
+            positions = self.rows_at.at(shift + first, shift + last, self.batch, like.device)
+            made = side.decode(self._between(self.packed[slot], first, last), positions)
+            parts.append(as_dtype(made, like.dtype))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    def _between(self, packed: Packed, first: int, last: int) -> Packed:
+        def cut(x: Tensor) -> Tensor:
+            return x[..., first * x.shape[-1] // self.n_coded : last * x.shape[-1] // self.n_coded]
+
+        return Packed(cut(packed.planes), {name: cut(x) for name, x in packed.side.items()})

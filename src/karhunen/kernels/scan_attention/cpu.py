@@ -10,7 +10,7 @@ Work is cut by (batch, KV head, rows, tokens); partials of token ranges are merg
 
 import threading
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, final
 
 import numpy as np
@@ -22,7 +22,7 @@ from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial, merge_p
 from karhunen.kernels.byte_attention.naive import additive, gains
 from karhunen.kernels.scan import isa
 from karhunen.kernels.scan.emit import KINDS, Shape
-from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, OF_CODEC, SCRATCH, SPAN, scratch_bytes
+from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, OF_CALL, OF_CODEC, SCRATCH, SPAN, scratch_bytes
 from karhunen.kernels.scan_attention.cpu_tables import PAD, ScanFrames, ScanTables
 from karhunen.kernels.scan_attention.frames import Frames
 from karhunen.kernels.threads import run_together
@@ -34,6 +34,8 @@ term, a weight carries it as a relative one, and weights below 2⁻¹⁶ of a sp
 SIZES = ("n_order", "matrix_width", "basis_width", "basis_tokens", "key_width", "value_width")
 
 ALIGNMENT = 64
+N_OF_CALL = 2 + len(OF_CALL)
+"""Scale and soft cap before them."""
 
 
 def available() -> tuple[bool, str]:
@@ -59,11 +61,59 @@ def scan_attention(
     """As `naive.scan_attention`, in float32. `n_threads`: torch's own number if None; `width`: bytes of a vector, the
     widest that fits a block if None."""
     b, h, r, _ = query.shape
+    work = Work.of(b, h, r, keys.n_tokens, n_threads or torch.get_num_threads())
+    mean = torch.empty(work.n_splits, b, h, r, values.tables.n_coefficients)
+    log_sum = torch.empty(work.n_splits, b, h, r)
+    scan(
+        query, keys, values, frames, work, mean.data_ptr(), log_sum.data_ptr(), first_position=first_position,
+        scale=scale, softcap=softcap, mask=mask, hidden=hidden, width=width,
+    )  # fmt: skip
+    if work.n_splits == 1:
+        return Partial(mean[0], log_sum[0])
+    return merge_partials([Partial(mean[i], log_sum[i]) for i in range(work.n_splits)])
+
+
+@final
+@dataclass(frozen=True)
+class Work:
+    """How a call is cut: chunks of rows, ranges of tokens, items of all, and who works on them."""
+
+    n_chunks: int
+    n_splits: int
+    n_items: int
+    n_workers: int
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def of(cls, b: int, h: int, r: int, n_tokens: int, n_threads: int) -> "Work":
+        """The layers of a step ask in turn for the same."""
+        n_chunks = -(-r // MOST_ROWS)
+        n_splits = token_splits(b * h * n_chunks, n_tokens, n_threads)
+        n_items = b * h * n_chunks * n_splits
+        return cls(n_chunks, n_splits, n_items, max(1, min(n_threads, n_items)))
+
+
+def scan(
+    query: Float[Tensor, "b h r d"],
+    keys: CodedTokens,
+    values: CodedTokens,
+    frames: Frames,
+    work: Work,
+    mean: int,
+    log_sum: int,
+    *,
+    first_position: int,
+    scale: float,
+    softcap: float | None = None,
+    mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
+    hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
+    width: int | None = None,
+) -> None:
+    """As `scan_attention`; the partials of all ranges go where `mean` [splits b h r c] and `log_sum` [splits b h r]
+    point, float32."""
+    b, h, r, _ = query.shape
     n_tokens, block = keys.n_tokens, frames.block_tokens
     bound = Bound.of(frames, keys, values, width or fitting_width(block))
-    n_threads = n_threads or torch.get_num_threads()
-    n_chunks = -(-r // MOST_ROWS)
-    n_splits = token_splits(b * h * n_chunks, n_tokens, n_threads)
     rows = query if query.dtype == torch.float32 else query.detach().float()
     rows = rows if rows.stride(-1) == 1 else rows.detach().contiguous()
     steps = rows.stride()
@@ -74,29 +124,24 @@ def scan_attention(
         terms = additive(mask, torch.float32).contiguous()
     if hidden is not None and len(hidden[0]):
         named = tuple(x.int().contiguous() for x in hidden)
-    mean = torch.empty(n_splits, b, h, r, values.tables.n_coefficients)
-    log_sum = torch.empty(n_splits, b, h, r)
     sides = [_side(tokens) for tokens in (keys, values)]
-    problem = np.array(
-        [
+    Call.of(bound, r, work.n_workers).run(
+        (
             _bits(scale), _bits(softcap or 0.0),
-            b, h, r, n_chunks, n_splits, n_tokens, keys.tables.n_heads != h, first_position,
+            b, h, r, work.n_chunks, work.n_splits, n_tokens, keys.tables.n_heads != h, first_position,
             rows.data_ptr(), 4 * steps[0], 4 * steps[1], 4 * steps[2],
             *angles,
             *sides[0].numbers, *sides[1].numbers,
             *((terms.data_ptr(), 4 * terms.stride(0)) if terms is not None else (0, 0)),
             *((named[0].data_ptr(), named[1].data_ptr(), len(named[0]), b == 1) if named else (0, 0, 0, 0)),
-            mean.data_ptr(), log_sum.data_ptr(), *bound.numbers,
-        ],
-        np.int64,
+            mean, log_sum,
+        ),
+        work.n_items,
     )  # fmt: skip
-    read(problem, bound, r, b * h * n_chunks * n_splits, n_threads)
     del rows, terms, named, sides  # alive up to here: their addresses were read
-    if n_splits == 1:
-        return Partial(mean[0], log_sum[0])
-    return merge_partials([Partial(mean[i], log_sum[i]) for i in range(n_splits)])
 
 
+@lru_cache(maxsize=64)
 def _bits(x: float) -> int:
     return int(np.float64(x).view(np.int64))
 
@@ -122,17 +167,6 @@ def _side(tokens: CodedTokens) -> _Side:
     return _Side((tokens.codes.data_ptr(), steps[0], steps[1], *own), gain)
 
 
-def read(problem: np.ndarray, bound: "Bound", n_rows: int, n_items: int, n_workers: int) -> None:
-    """Run the compiled loop over all items of a problem."""
-    from karhunen.kernels.scan_attention.cpu_loop import compiled
-
-    n_workers = max(1, min(n_workers, n_items))
-    scratch = scratch_of(bound, min(n_rows, MOST_ROWS), n_workers)
-    for count in {min(n_rows, MOST_ROWS), n_rows % MOST_ROWS or MOST_ROWS}:
-        job = np.array([problem.ctypes.data, scratch, n_items, 0, 0], np.int64)
-        run_together(compiled(Shape(count, bound.width, bound.kind).token), job.ctypes.data, n_workers)
-
-
 @final
 @dataclass(frozen=True)
 class Bound:
@@ -143,6 +177,7 @@ class Bound:
     width: int
     sizes: dict[str, int]
     kept: tuple[Any, ...]
+    calls: threading.local
 
     @classmethod
     def of(cls, frames: Frames, keys: CodedTokens, values: CodedTokens, width: int) -> "Bound":
@@ -184,11 +219,46 @@ class Bound:
         sizes = {name: counts[name] for name in SIZES}
         sizes |= {"key_planes": key.most_planes, "value_planes": value.most_planes}
         numbers = tuple(int(known[name]) for name in OF_CODEC)
-        return cls(numbers, key.kind, width, sizes, tuple(arrays.values()))
+        return cls(numbers, key.kind, width, sizes, tuple(arrays.values()), threading.local())
 
 
-def scratch_of(bound: Bound, n_rows: int, n_workers: int) -> int:
-    """Where the records of each worker's memory lie; kept by the calling thread."""
+@final
+class Call:
+    """A thread's standing call of one codec, for so many rows and workers: what the codec says of a problem is written
+    once, and a step writes the rest. Python that is not run is not missed: between two layers' calls a model's weights
+    pass through the caches, so every object that a call touches has to be fetched again."""
+
+    def __init__(self, bound: "Bound", n_rows: int, n_workers: int) -> None:
+        from karhunen.kernels.scan_attention.cpu_loop import compiled
+
+        self.n_workers = n_workers
+        self._problem = np.zeros(N_OF_CALL + len(bound.numbers), np.int64)
+        self._problem[N_OF_CALL:] = bound.numbers
+        self._scratch = _scratch(bound, min(n_rows, MOST_ROWS), n_workers)
+        self._job = np.array([self._problem.ctypes.data, self._scratch[0].ctypes.data, 0, 0, 0], np.int64)
+        self._job_address = self._job.ctypes.data
+        counts = {min(n_rows, MOST_ROWS), n_rows % MOST_ROWS or MOST_ROWS}
+        self._functions = [compiled(Shape(count, bound.width, bound.kind).token) for count in counts]
+
+    @classmethod
+    def of(cls, bound: "Bound", n_rows: int, n_workers: int) -> "Call":
+        """Made at a thread's first use."""
+        calls: dict[tuple[int, int], Call] = bound.calls.__dict__.setdefault("held", {})
+        name = (n_rows, n_workers)
+        if name not in calls:
+            calls[name] = cls(bound, n_rows, n_workers)
+        return calls[name]
+
+    def run(self, numbers: tuple[int, ...], n_items: int) -> None:
+        """Run the compiled loop over all items of the problem that `numbers`, `OF_CALL` in order, complete."""
+        self._problem[:N_OF_CALL] = numbers
+        for function in self._functions:
+            self._job[2:] = n_items, 0, 0
+            run_together(function, self._job_address, self.n_workers)
+
+
+def _scratch(bound: "Bound", n_rows: int, n_workers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Records of the memory of each worker, and that memory; kept by the calling thread for codecs of one size."""
     key = (n_rows, bound.width, n_workers, *bound.sizes.values())
     kept: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = _kept.__dict__.setdefault("scratch", {})
     if key not in kept:
@@ -202,7 +272,7 @@ def scratch_of(bound: Bound, n_rows: int, n_workers: int) -> int:
                 made[worker][name] = at
                 at += n
         kept[key] = (made, memory)
-    return kept[key][0].ctypes.data
+    return kept[key]
 
 
 @cache
@@ -225,25 +295,42 @@ def token_splits(n_items: int, n_tokens: int, n_threads: int) -> int:
     return next((splits for splits in candidates if idle(splits) <= 1.1), candidates[-1])
 
 
-def angles_of(frames: Frames, first: int, last: int) -> tuple[int, int]:
-    """Address and row bytes of cosines and sines of the first positions of blocks, [block][cosines | sines], padded, so
-    that any block `first` … `last` may be read; rows padded on the left begin below 0. Kept for good, shared by layers
-    that turn alike."""
-    key = (frames.frequencies, frames.block_tokens)
-    found, low = _angles.get(key, (np.zeros((0, 0), np.float32), 0))
-    if not len(found) or first < low or last >= low + len(found):
-        low, high = min(low, first), max(2 * last, 64)
+@final
+@dataclass(frozen=True)
+class _Angles:
+    """Cosines and sines of the first positions of blocks `low` … `high` − 1, [block][cosines | sines], padded."""
+
+    table: np.ndarray
+    low: int
+    high: int
+    address: int
+    """Of block 0, which may lie outside the table."""
+    row: int
+
+    @classmethod
+    def of(cls, frames: Frames, low: int, high: int) -> "_Angles":
         n_pairs = -(-len(frames.frequencies) // PAD) * PAD
-        angle = np.arange(low, high + 1)[:, None] * float(frames.block_tokens or 0) * np.array(frames.frequencies)
+        angle = np.arange(low, high)[:, None] * float(frames.block_tokens or 0) * np.array(frames.frequencies)
         made = np.zeros((len(angle), 2 * n_pairs), np.float32)
         made[:, : angle.shape[1]] = np.cos(angle)
         made[:, n_pairs : n_pairs + angle.shape[1]] = np.sin(angle)
-        _replaced.append(found)  # another thread may be reading it
-        _angles[key] = found, low = made, low
-    row = found.strides[0]
-    return found.ctypes.data - low * row, row
+        row = made.strides[0]
+        return cls(made, low, high, made.ctypes.data - low * row, row)
+
+
+def angles_of(frames: Frames, first: int, last: int) -> tuple[int, int]:
+    """Address and row bytes of the angles of blocks, of which `first` … `last` may be read; rows padded on the left
+    begin below 0. Kept for good, since another thread may be reading, and shared by layers that turn alike."""
+    found: _Angles | None = frames.prepared.get("angles")
+    if found is None or first < found.low or last >= found.high:
+        key = (frames.frequencies, frames.block_tokens)
+        made = _angles.setdefault(key, [])
+        if not made or first < made[-1].low or last >= made[-1].high:
+            low = made[-1].low if made else 0
+            made.append(_Angles.of(frames, min(low, first), max(2 * last, 64) + 1))
+        found = frames.prepared["angles"] = made[-1]
+    return found.address, found.row
 
 
 _kept = threading.local()
-_angles: dict[tuple[tuple[float, ...], int | None], tuple[np.ndarray, int]] = {}
-_replaced: list[np.ndarray] = []
+_angles: dict[tuple[tuple[float, ...], int | None], list[_Angles]] = {}

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.closeness import assert_near
-from tests.kernels.test_scan_attention import CASES, Example, without
+from tests.kernels.examples import Example
+from tests.kernels.test_scan_attention import CASES, without
 from tests.synthetic import seeded
 from torch import Tensor
 

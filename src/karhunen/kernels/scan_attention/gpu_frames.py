@@ -46,12 +46,18 @@ class Turn(NamedTuple):
     s_block: int
 
 
+class Rows(NamedTuple):
+    """Query rows; neighbouring coordinates lie side by side."""
+
+    of: Float[Tensor, "b h r d"]
+    s_batch: int
+    s_head: int
+    s_row: int
+
+
 class FrameExtent(NamedTuple):
     """Sizes that no program is compiled for. `rows` of a table's query rows, all its heads together."""
 
-    batch_step: int
-    head_step: int
-    row_step: int
     heads: int
     query_rows: int
     tables: int
@@ -125,13 +131,13 @@ def plan_queries(
         torch.empty(b, groups, n_blocks, rows, shape.biases, device=device),
     )
     turn = angles_of(frames, first_block, n_blocks, device)
-    extent = FrameExtent(*query.stride()[:3], h, r, groups, rows, n_blocks, scale)
+    extent = FrameExtent(h, r, groups, rows, n_blocks, scale)
     tile = max(LEAST_DEPTH, min(ROWS, triton.next_power_of_2(n_blocks * r)))
     call = Call(
         frame_queries,
         (-(-n_blocks * r // tile), bound.maps.matrix.shape[2] // COLUMNS, b * h),
-        (query, bound.maps, turn, made, extent),
-        {"SHAPE": shape, "TILE": tile, "WIDTH": COLUMNS, "num_warps": 4, "enable_fp_fusion": True},
+        (Rows(query, *query.stride()[:3]), bound.maps, turn, made, extent),
+        {"SHAPE": shape, "TILE": tile, "WIDTH": COLUMNS, "num_warps": 8, "enable_fp_fusion": True},
     )
     return made, 0 if not shape.biases else 1 if frames.block_tokens is None or shape.biases == 1 else 2, call
 
@@ -182,8 +188,8 @@ def frame_queries(query, maps, turn, made, extent, SHAPE: tl.constexpr, TILE: tl
     i_b, i_h = tl.program_id(2) // extent.heads, tl.program_id(2) % extent.heads
     o_m = tl.program_id(0) * TILE + tl.arange(0, TILE)
     o_block, o_row, m_m = o_m // extent.query_rows, o_m % extent.query_rows, o_m < extent.blocks * extent.query_rows
-    p_query = query + i_b.to(tl.int64) * extent.batch_step + i_h.to(tl.int64) * extent.head_step
-    p_rows = p_query + o_row.to(tl.int64) * extent.row_step
+    p_query = query.of + i_b.to(tl.int64) * query.s_batch + i_h.to(tl.int64) * query.s_head
+    p_rows = p_query + o_row.to(tl.int64) * query.s_row
     b_size = _largest(p_rows, m_m, SHAPE)
     b_out = _product(p_rows, maps, turn, i_h, o_block, m_m, b_size, SHAPE, WIDTH)
 

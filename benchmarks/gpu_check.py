@@ -13,7 +13,6 @@ import argparse
 import importlib.util
 import json
 import os
-import statistics
 import sys
 import time
 import types
@@ -41,6 +40,7 @@ if importlib.util.find_spec("jaxtyping") is None:  # shapes in annotations, whic
 
 from gpu_correct import DEVICE, checks  # noqa: E402
 from gpu_shapes import BLOCK, SIZES, D, H, Q, frames_of, side_of, tables_of  # noqa: E402
+from gpu_timing import milliseconds  # noqa: E402
 
 from karhunen.kernels.byte_tables import ByteTables  # noqa: E402
 
@@ -143,43 +143,6 @@ def measure(run: Run, size: Size, small: bool) -> None:
             for kind in SPEED_KINDS[: 2 if small else 4]:
                 run.case("coding", f"{kind}, {size.coded} tokens × {size.h} heads", coding_speed, size, kind, copied)
     run.case("step", "one token, small model", step_speed, small)
-
-
-def milliseconds(run: Callable[[], object]) -> float:
-    """Median time of a CUDA graph's replays, the second-level cache flushed before each; one call's without a GPU."""
-    if not GPU:
-        begun = time.perf_counter()
-        run()
-        return 1e3 * (time.perf_counter() - begun)
-    replay, flush = graph_of(run), torch.empty(1 << 28, dtype=torch.uint8, device=DEVICE)
-    times, begun = [], time.monotonic()
-    while len(times) < 7 or (len(times) < 50 and time.monotonic() - begun < 0.3):
-        flush.random_(0, 2)
-        times.append(event_time(replay))
-    return statistics.median(times)
-
-
-def graph_of(run: Callable[[], object]) -> Callable[[], None]:
-    """Replays what `run` launches, after three calls that tune and compile."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
-
-
-def event_time(run: Callable[[], object]) -> float:
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    stop.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(stop)
 
 
 def copy_speed(size: Size) -> dict:

@@ -88,7 +88,7 @@ def check_coding(case: Case) -> dict:
 
 def check_scan(case: Case) -> dict:
     """Attention with frames of the query."""
-    from karhunen.kernels.scan_attention import gpu
+    from karhunen.kernels.scan_attention import gpu as gpu_scan
     from karhunen.kernels.split_attention.launch import Launch
 
     keys, values = (side_of(case.tables(), case.t, case.b, DEVICE, case.gain) for _ in range(2))
@@ -99,13 +99,13 @@ def check_scan(case: Case) -> dict:
         given["hidden"] = (torch.zeros(2, dtype=torch.int64), torch.tensor([0, case.t - 1]))
     known = naive_scan.scan_attention(query.double(), at_home(keys), at_home(values), frames, **given)
     given = {name: moved(value) for name, value in given.items()}
-    found = gpu.scan_attention(query.to(DEVICE), keys, values, frames, launch=Launch(64, 4), **given)
-    return compared(found, known, gpu.TOLERANCE)
+    found = gpu_scan.scan_attention(query.to(DEVICE), keys, values, frames, launch=Launch(64, 4), **given)
+    return compared(found, known, gpu_scan.TOLERANCE)
 
 
 def check_floats(case: Case) -> dict:
     """Attention from tables of float16, frames given."""
-    from karhunen.kernels.byte_attention import gpu
+    from karhunen.kernels.byte_attention import gpu as gpu_attention
     from karhunen.kernels.split_attention.launch import Launch
 
     keys, values = (side_of(case.tables(), case.t, case.b, DEVICE) for _ in range(2))
@@ -115,8 +115,10 @@ def check_floats(case: Case) -> dict:
     known = naive_attention.byte_attention(
         frames.double(), at_home(keys), at_home(values), key_bias=bias.double(), **given
     )
-    found = gpu.byte_attention(frames.to(DEVICE), keys, values, key_bias=bias.to(DEVICE), launch=Launch(64, 4), **given)
-    return compared(found, known, gpu.TOLERANCE)
+    found = gpu_attention.byte_attention(
+        frames.to(DEVICE), keys, values, key_bias=bias.to(DEVICE), launch=Launch(64, 4), **given
+    )
+    return compared(found, known, gpu_attention.TOLERANCE)
 
 
 def compared(found: Partial, known: Partial, tolerance: float) -> dict:

@@ -1,20 +1,28 @@
 """What calibration holds in memory, by model, recipe and devices: the table of docs/large-models.md.
 
-    python -m benchmarks.calibration_memory          # prints it; nothing is loaded, shapes alone are needed
+    python -m benchmarks.calibration_memory             # prints it; nothing is loaded, shapes alone are needed
+    python -m benchmarks.calibration_memory --measure   # SmolLM2's backward pass here, with and without what it keeps
 
 Shapes are those of Llama 3.2 1B, Llama 3.1 8B and 70B, and Gemma 3 27B, in bfloat16; 16,384 tokens of text in sequences
 of 2,048. Columns 4 to 6 are of the fullest device; the last one is how many sequences run at a time.
 """
 
+import argparse
+import time
+from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers as tf
+from tests.allocations import peak_bytes
 
 from karhunen import recipes
 from karhunen.calibration.memory import Work
 from karhunen.calibration.memory_plan import MemoryPlan, said_bytes
 from karhunen.calibration.placement import place
+from karhunen.hf import gradients
+from karhunen.hf.embedded import load
 
 GB = 10**9
 LLAMA: dict[str, Any] = {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192}
@@ -55,7 +63,35 @@ def planned(name: str, recipe: str, n_devices: int, gigabytes: int) -> MemoryPla
     return place(model, devices, work, dict.fromkeys(devices, gigabytes * GB), None).plan
 
 
+def measure(n_tokens: int = 1024) -> None:
+    """Bytes that the allocator records beside the weights, and seconds of one thread, of one sequence's gradients."""
+    torch.set_num_threads(1)
+    model, _ = load("smollm2")
+    tokens = torch.randint(100, 40000, (n_tokens,), generator=torch.Generator().manual_seed(0))
+
+    def backward() -> None:
+        gradients.read_gradients(model, tokens, 0, lambda *_: None)
+
+    def seconds() -> float:
+        start = time.process_time()
+        backward()
+        return time.process_time() - start
+
+    backward()
+    print("| inside of layers | held at the peak | seconds, best of 2 |")
+    print("|---|--:|--:|")
+    for name, kept in (("runs twice", False), ("is kept", True)):
+        patched = mock.patch.object(gradients, "checkpointed", lambda _: nullcontext()) if kept else nullcontext()
+        with patched:
+            print(f"| {name} | {said_bytes(peak_bytes(backward))} | {min(seconds(), seconds()):.1f} |", flush=True)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--measure", action="store_true", help="run SmolLM2's backward pass here")
+    if parser.parse_args().measure:
+        measure()
+        return
     columns = "model", "recipe", "devices", "weights", "to work in", "at the peak", "statistics, host", "at a time"
     print(f"| {' | '.join(columns)} |")
     print("|---|---|---|--:|--:|--:|--:|--:|")

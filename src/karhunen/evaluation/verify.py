@@ -191,7 +191,7 @@ def _needle_gate(
         reason = f"the uncompressed model itself finds {dense:.2f} of {found['n_questions']}"
         return Gate(name, float(found["score"]), limits.needles, at_least=True, dense=dense, reason=reason)
     n = int(found["n_questions"])
-    note = f"{found['score'] * n:.0f} of the {dense * n:.0f} that the uncompressed model finds in {n}"
+    note = f"{found['score'] * n:.0f} of {n}; uncompressed {dense * n:.0f}"
     return Gate(name, float(found["score"]) / dense, limits.needles, at_least=True, dense=dense, note=note)
 
 

@@ -5,7 +5,7 @@
     heads            one at a time, or a layer's joined     (`karhunen:joined=true`)
 
 All at the same bytes, calibrated on the same text, scored on the development documents by `karhunen evaluate`'s own
-runner; what exists is not run again. A step is timed on one thread, in turn with transformers' dynamic and static caches.
+runner; what exists is not run again. A step is timed on one thread, in turn with transformers' own two caches.
 
     python benchmarks/frontier.py --json results/measured/frontier.json --plot docs/frontier.png
 """

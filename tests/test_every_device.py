@@ -25,7 +25,9 @@ from karhunen.evaluation.attention_error import attention_errors, capture
 from karhunen.fitting import fit
 from karhunen.hf.attention import enable
 from karhunen.hf.cache import CompressedCache
+from karhunen.hf.probe import updates
 from karhunen.kernels.paths import available, fastest, forced
+from karhunen.pages.page_codec import PageCodec
 from karhunen.recipes import make
 from karhunen.recipes import names as recipe_names
 from karhunen.statistics.need import SLOTS
@@ -142,6 +144,24 @@ def read_twice(
     return found[0], found[1]
 
 
+@pytest.mark.parametrize("name", ["karhunen", "kivi", "int4"])
+def test_pages_of_vectors_on_a_device_are_those_of_the_host(name: str, device: FakeDevice) -> None:
+    made, x = codec(name), cached(SMALL, 1, 64)
+    pages = PageCodec(made, torch.float32)
+    here, there = {0: (x[0][0], x[1][0])}, {0: tuple(side[0].to(device.device) for side in x)}
+    at = torch.arange(64)
+    assert pages.encode_pages(there, at, 32) == pages.encode_pages(here, at, 32)  # type: ignore[arg-type]
+
+
+def test_beams_are_reordered_by_one_question(device: FakeDevice) -> None:
+    model = moved(device, "llama")
+    held = CompressedCache(model, fitted("llama", "karhunen"))
+    run(model, tokens(3, N_PROMPT).to(device.device), held)
+    device.waits.clear()
+    held.reorder_cache(torch.tensor([2, 0, 0]).to(device.device))
+    assert len([wait for wait in device.waits if "cuda to cpu" in wait]) == 1
+
+
 def test_tables_are_placed_once_for_a_device(device: FakeDevice) -> None:
     made = codec("karhunen").layers[0]
     moved = made.to(device.device)
@@ -218,6 +238,19 @@ def test_a_model_generates_the_same_tokens(family: str, name: str, device: FakeD
         coded = [row for row in ours.report().layers if row.n_coded]
         assert coded
         assert all("path (forced)" in row.how_read or "coefficients" in row.how_read for row in coded)
+
+
+def test_each_layer_of_a_spread_model_has_its_tables_where_it_is(device: FakeDevice) -> None:
+    model, made = model_of("llama"), fitted("llama", "karhunen")
+    seen = updates(model, tokens(1, 60))
+    spread, whole = CompressedCache(model, made), CompressedCache(model, made)
+    for i, to in enumerate((torch.device("cpu"), device.device)):
+        spread.update(*(x.to(to) for x in seen[i]), i)
+        whole.update(*seen[i], i)
+    stores = [layer.store for layer in spread.coded_layers()]
+    assert [device_of(store.codec) for store in stores] == [torch.device("cpu"), device.device]
+    for store, other in zip(stores, whole.coded_layers(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(bits(store), bits(other.store), strict=True))
 
 
 def test_several_turns_and_a_crop(device: FakeDevice) -> None:

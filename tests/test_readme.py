@@ -35,15 +35,13 @@ def commands() -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
-def run_python(folder: Path, replacements: dict[str, str]) -> str:
-    """All Python of README in a new interpreter, top to bottom, as a reader types it; what it printed."""
-    source = "".join(blocks("python"))
-    for old, new in replacements.items():
-        assert old in source
-        source = source.replace(old, new)
+def run_python(folder: Path, source: str, model: str = "smollm2") -> str:
+    """README's Python in a new interpreter, as a reader types it; what it printed."""
+    assert 'karhunen.load("smollm2")' in source
+    source = source.replace('"smollm2"', repr(model))
     (folder / "readme.py").write_text(source, encoding="utf-8")
     environment = {"PYTHONPATH": str(ROOT / "src"), "HOME": str(Path.home()), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "readme.py"]
+    command = [sys.executable, "-W", "ignore", "-W", "error::FutureWarning:__main__", "readme.py"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -52,17 +50,23 @@ def run_python(folder: Path, replacements: dict[str, str]) -> str:
 @pytest.mark.slow
 def test_readme_runs_on_a_tiny_model(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "llama", hidden_size=128, num_key_value_heads=4, max_position_embeddings=8192)
-    out = run_python(tmp_path, {'karhunen.load("smollm2")': f"karhunen.load({str(folder)!r})"})
+    out = run_python(tmp_path, "".join(blocks("python")), str(folder))
     said = SAID.search(out)
     assert said is not None
     assert int(said[2].replace(",", "")) < int(said[1].replace(",", ""))
     assert float(said[3]) <= 2.2, "two bits asked for, and a last byte partly used"
     assert "'codes':" in out
+    loading = next(line for line in blocks("python")[0].splitlines() if "karhunen.load" in line)
+    later = f"import karhunen\n{loading}\n{blocks('python')[2]}"
+    by_name = "model.set_attn_implementation('sdpa')\nmodel.set_attn_implementation('karhunen')\n"
+    assert "'codes':" in run_python(
+        tmp_path, f"{later}{by_name}model.generate(**inputs, max_new_tokens=2)", str(folder)
+    )
 
 
 @pytest.mark.model
 def test_readme_runs_as_it_stands(tmp_path: Path) -> None:
-    assert SAID.search(run_python(tmp_path, {}))
+    assert SAID.search(run_python(tmp_path, "".join(blocks("python"))))
 
 
 def test_the_code_that_compresses_a_cache_is_five_lines() -> None:

@@ -33,8 +33,9 @@ def computes_float64(device: torch.device) -> bool:
 
 
 def uploaded(x: Tensor, device: torch.device) -> Tensor:
-    """`x`, made on the host, on `device`; the host does not wait for the copy."""
-    return x.to(device, non_blocking=True)
+    """`x`, made on the host, on `device`. The host does not wait for CUDA, which has taken the numbers over when the
+    call returns; of other devices that is not known."""
+    return x.to(device, non_blocking=device.type == "cuda")
 
 
 def answers(*questions: Tensor) -> tuple[Tensor, ...]:

@@ -7,7 +7,8 @@ import torch
 from tests.closeness import assert_near
 from tests.hf.tiny import build
 
-from karhunen.calibration.calibrate import calibrate, layers_to_measure
+import karhunen
+from karhunen.calibration.calibrate import MIN_GRADIENT_TOKENS, calibrate, layers_to_measure
 from karhunen.calibration.tokens import sequences
 from karhunen.hf.describe import describe
 from karhunen.hf.probe import probe_tokens
@@ -119,6 +120,25 @@ def test_progress_ends_at_all_tokens() -> None:
     told: list[tuple[int, int]] = []
     run(build("llama"), ids(3, 32), progress=lambda done, total: told.append((done, total)))
     assert told == [(32, 96), (64, 96), (96, 96)]
+
+
+def test_progress_counts_the_text_once_though_some_of_it_is_also_read_backward() -> None:
+    told: list[tuple[int, int]] = []
+    model = build("llama", max_position_embeddings=MIN_GRADIENT_TOKENS)
+    tokens, needs = ids(4, MIN_GRADIENT_TOKENS), karhunen.make("karhunen").needs()
+    run(
+        model,
+        tokens,
+        needs,
+        sequence_tokens=MIN_GRADIENT_TOKENS,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert len(told) == 4 + 2, "half of a short text is read backward"
+    assert {total for _, total in told} == {tokens.numel()}
+    done = [done for done, _ in told]
+    assert done == sorted(set(done))
+    assert done[-1] == tokens.numel()
+    assert done[3] < tokens.numel(), "what is read backward is not done yet"
 
 
 def test_sequences_are_no_longer_than_the_model_has_positions() -> None:

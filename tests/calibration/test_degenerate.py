@@ -11,7 +11,8 @@ from tests.hf.tiny import build
 from torch import Tensor
 
 from karhunen import recipes
-from karhunen.calibration.calibrate import MIN_GRADIENT_TOKENS, calibrate
+from karhunen.calibration.calibrate import calibrate
+from karhunen.calibration.steps import MIN_GRADIENT_TOKENS
 from karhunen.fitting import fit
 from karhunen.hf.capture import Observation, capturing
 from karhunen.recipe import Recipe

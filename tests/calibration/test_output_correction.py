@@ -120,7 +120,13 @@ def test_the_correction_helps_on_text_it_never_saw(family: str) -> None:
 def test_a_correction_chosen_by_held_out_text_harms_no_layer_of_other_text() -> None:
     model = build("llama")
     codec = coarse(model)
-    weights = correct_outputs(model, codec, ids(8, 1))
+    told: list[tuple[int, int]] = []
+    texts = [*ids(7, 1).tolist(), ids(1, 2)[0, :50].tolist()]  # the last is shorter than the others
+    weights = correct_outputs(model, codec, texts, progress=lambda done, total: told.append((done, total)))
+    n_tokens = 7 * LENGTH + 50
+    assert [total for _, total in told] == 8 * [n_tokens]
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (n_tokens, n_tokens)
     own = output_weights(model, {layer: weight.shape[1] for layer, weight in weights.items()})
     for layer, fresh in measure_outputs(model, codec, ids(3, 2)).items():
         assert fresh.error(weights[layer], own[layer]) <= 1.01 * fresh.error(own[layer], own[layer])

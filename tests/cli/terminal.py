@@ -4,7 +4,9 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
+import subprocess
 import sys
 import termios
 import threading
@@ -15,6 +17,11 @@ from pathlib import Path
 from typing import TextIO
 
 from karhunen.cli import run
+
+CTRL_C = b"\x03"
+SOURCE = Path(__file__).parents[2] / "src"
+COMMAND = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from karhunen.cli import main; main()"
+"""The command as a process of its own whose terminal is the one at its stdin, so that keys reach it as signals."""
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -65,17 +72,47 @@ def in_terminal(work: Callable[[], int], columns: int, out: Path | None = None) 
     return Shown(code, out.read_text(encoding="utf-8") if out is not None else "", sent[0])
 
 
+def interrupted_in_terminal(arguments: list[str], columns: int, when: str) -> Shown:
+    """Run the command as a process of its own, and press Ctrl-C once what it shows matches `when`."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    child = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**environment, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+    )
+    os.close(theirs)
+    sent = b""
+    try:
+        while not re.search(when, ESCAPE.sub("", sent.decode(errors="replace"))):
+            piece = _read(ours)
+            assert piece, f"it ended before {when!r} was shown: {sent.decode(errors='replace')}"
+            sent += piece
+        os.write(ours, CTRL_C)
+        sent += read_to_end(ours).encode()
+        code = child.wait(30)
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        os.close(ours)
+    return Shown(code, "", sent.decode())
+
+
 def read_to_end(descriptor: int) -> str:
     """All that is sent until nobody holds the other end."""
-    sent: list[bytes] = []
-    while True:
-        try:
-            piece = os.read(descriptor, 65536)
-        except OSError:  # how Linux says that the other end is closed
-            piece = b""
-        if not piece:
-            return b"".join(sent).decode()
-        sent.append(piece)
+    return b"".join(iter(lambda: _read(descriptor), b"")).decode()
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # how Linux says that the other end is closed
+        return b""
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import save_tiny
-from tests.cli.terminal import ESCAPE, Shown, in_terminal, read_to_end, run_in_terminal
+from tests.cli.terminal import ESCAPE, SOURCE, Shown, in_terminal, interrupted_in_terminal, read_to_end, run_in_terminal
 
 from karhunen.cli import run
-from karhunen.cli.screen import Screen
+from karhunen.cli.screen import Screen, grid
 from karhunen.evaluation.composition import recipe_rows
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -29,6 +29,7 @@ LENIENT = (
 )  # fmt: skip
 DRAWING = ("leaderboard", "report")  # these draw pictures, for seconds
 VERBS = (*LOADING, "inspect", "report", "compare", "doctor", "recipes")
+EVERY_VERB = [verb if verb not in DRAWING else pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS]
 
 
 @pytest.fixture(scope="session")
@@ -97,14 +98,14 @@ def test_the_verbs_are_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 60])
-@pytest.mark.parametrize("verb", [v if v not in DRAWING else pytest.param(v, marks=pytest.mark.slow) for v in VERBS])
+@pytest.mark.parametrize("verb", EVERY_VERB)
 def test_every_verb_fits_its_terminal(command: Callable[[str], list[str]], verb: str, columns: int) -> None:
     shown = run_in_terminal(command(verb), columns)
     assert_readable(shown, columns)
     assert shown.sent.rfind(SHOW_CURSOR) >= shown.sent.rfind(HIDE_CURSOR), "the cursor is there again"
 
 
-@pytest.mark.parametrize("verb", [v for v in VERBS if v not in DRAWING])
+@pytest.mark.parametrize("verb", EVERY_VERB)
 def test_a_terminal_that_cannot_redraw_gets_lines(
     command: Callable[[str], list[str]], verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,23 @@ def test_a_terminal_that_does_not_know_its_size_is_taken_for_80_columns(
     assert "karhunen" in shown.text
 
 
+def test_the_title_of_a_list_is_on_one_line() -> None:
+    def work() -> int:
+        table = grid("layer", *(f"column{i}" for i in range(9)), title="a title that is wider than the list below")
+        table.add_row(*map(str, range(10)))
+        Screen(as_json=False).table(table)
+        return 0
+
+    assert in_terminal(work, 60).lines[0].strip() == "a title that is wider than the list below"
+
+
+def test_a_bit_plan_is_a_table_in_a_narrow_terminal(codec: Path) -> None:
+    """As a list it would take ten lines for each side of each layer."""
+    shown = run_in_terminal(["inspect", str(codec)], 60).text
+    plan = shown.split("bit plan")[1].split("storage plan")[0]
+    assert len([line for line in plan.splitlines() if line.startswith("│")]) <= 2 * 2 * 2, "layers, sides, heads"
+
+
 def test_recipes_are_readable_in_a_narrow_terminal() -> None:
     shown = run_in_terminal(["recipes"], 60)
     words = set(shown.text.split())
@@ -197,15 +215,83 @@ def test_a_terminal_is_not_steered_by_what_a_model_says() -> None:
     assert in_terminal(work, 80).sent.splitlines() == ["one", "two�]0;title��2J� three"]
 
 
-def test_the_command_itself_runs_in_a_terminal() -> None:
+LONG = ["--recipe", "karhunen:bits=2", "--max-tokens", "1000000"]
+IN_THE_MIDDLE = {
+    "calibrate": ([*LONG, "--keep-statistics", "-o", "out"], r"calibrating [━╸╺ ]+ [\d,]+ of"),
+    "calibrate to resume": ([*LONG, "--resume", "partial", "-o", "out"], r"calibrating [━╸╺ ]+ [\d,]+ of"),
+    "generate": (["-p", "say something", "--max-new-tokens", "3000", "--session", "chat"], r"makes one\s+\S"),
+    "evaluate": ([*SIZES, "--results", "out"], r"measuring \d+ statistics"),
+    "evaluate in two processes": ([*SIZES, "--results", "out", "--jobs", "2"], r"recipes in 2 processes"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", IN_THE_MIDDLE)
+def test_ctrl_c_in_the_middle_of_work_is_one_line_and_leaves_nothing_behind(
+    what: str, model: Path, codec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    long = Path("long.txt")
+    long.write_text(" ".join(f"line {i} of a text that nobody has to read." for i in range(20_000)))
+    verb, (rest, when) = what.split()[0], IN_THE_MIDDLE[what]
+    inputs = {
+        "calibrate": ["--text", str(long)],
+        "generate": ["--codec", str(codec)],
+        "evaluate": ["--task", str(long)],
+    }
+    shown = interrupted_in_terminal([verb, "--model", str(model), *inputs[verb], *rest], 80, when)
+    assert shown.code == 130, shown.text
+    assert shown.lines[-1] == "karhunen: interrupted"
+    assert shown.text.count("karhunen: ") == 1
+    assert "Traceback" not in shown.text
+    assert "KeyboardInterrupt" not in shown.text
+    assert shown.sent.rfind(SHOW_CURSOR) >= shown.sent.rfind(HIDE_CURSOR), "the cursor is there again"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["long.txt"], "nothing was begun that is not whole"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_verbs_and_options(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {
+        "bash": {"COMP_WORDS": "karhunen cal", "COMP_CWORD": "1"},
+        "zsh": {"_TYPER_COMPLETE_ARGS": "karhunen cal"},
+        "fish": {"_TYPER_COMPLETE_ARGS": "karhunen cal", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+    }
+    command = [sys.executable, "-m", "karhunen"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), **words[shell], "_KARHUNEN_COMPLETE": f"complete_{shell}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "calibrate" in done.stdout
+    assert "generate" not in done.stdout
+
+
+def test_the_completion_of_a_shell_is_shown(tmp_path: Path) -> None:
+    """The script that asks as above, from the shell that runs the command."""
+    code = f"{sys.executable} -m karhunen --show-completion; echo $?"
+    done = subprocess.run(
+        ["bash", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "SHELL": "/bin/bash"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1] == "0", done.stderr
+    assert "_KARHUNEN_COMPLETE=complete_bash" in done.stdout
+    assert "complete -o default -F _karhunen_completion karhunen" in done.stdout
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_the_command_itself_runs_in_a_terminal(term: str) -> None:
+    """Numba starts colorama, which would end the program with an escape code."""
+    pytest.importorskip("colorama")
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", "from karhunen.cli import main; main()", "recipes"]
-    source = str(Path(__file__).parents[2] / "src")
-    environment = {**os.environ, "PYTHONPATH": source, "COLUMNS": "60"}
+    as_numba_does = "import colorama; colorama.init(); colorama.deinit()"
+    command = [sys.executable, "-c", f"{as_numba_does}; from karhunen.cli import main; main()", "recipes"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "60", "TERM": term}
     child = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     sent = read_to_end(ours)
     os.close(ours)
     assert child.wait() == 0
     assert "recipe karhunen" in sent
-    assert max(map(len, ESCAPE.sub("", sent).splitlines())) <= 60
+    assert term != "dumb" or "\x1b" not in sent
+    assert max(map(len, ESCAPE.sub("", sent).splitlines())) <= (80 if term == "dumb" else 60)

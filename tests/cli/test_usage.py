@@ -1,13 +1,18 @@
 """Wrong usage and wrong inputs: exit code 2, one line on stderr, nothing on stdout, no traceback."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 from tests.cli.conftest import Command, Finished
+from typer.main import get_command
+
+from karhunen.cli.app import app
 
 
 def assert_refused(done: Finished, *words: str) -> None:
@@ -37,11 +42,70 @@ def test_a_wrong_usage_is_one_line_and_exit_code_2(karhunen: Command, arguments:
     assert_refused(karhunen(*arguments), *words)
 
 
+def takers_of_words() -> list[tuple[str, Any]]:
+    """Every option and argument of every verb that takes a word or a path."""
+    group: Any = get_command(app)
+    return [
+        (verb, parameter)
+        for verb, command in group.commands.items()
+        for parameter in command.params
+        if re.search("str|Path", str(get_type_hints(command.callback).get(parameter.name)))
+    ]
+
+
+@pytest.mark.parametrize(("verb", "parameter"), takers_of_words(), ids=lambda x: getattr(x, "name", x))
+def test_an_empty_word_is_refused_by_every_verb(
+    karhunen: Command, verb: str, parameter: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not the current folder, nor the default."""
+    monkeypatch.chdir(tmp_path)
+    is_option = parameter.param_type_name == "option"
+    for given in [[name] for name in parameter.opts] if is_option else [[]]:
+        before = ["x"] if parameter.name == "b" else []
+        done = karhunen(verb, *before, *given, "", *(["x"] if parameter.name == "a" else []))
+        assert_refused(done, *given, "it is empty; give a", *([] if is_option else [f"'{parameter.metavar}'"]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_words_that_may_not_be_empty_are_all_of_them() -> None:
+    found = {(verb, parameter.name) for verb, parameter in takers_of_words()}
+    assert {
+        (verb, "model") for verb in ("calibrate", "generate", "evaluate", "bench", "demo", "fold", "verify")
+    } <= found
+    assert {("generate", "session"), ("generate", "codec"), ("inspect", "codec"), ("compare", "a")} <= found
+    assert {("report", "results"), ("evaluate", "tasks"), ("calibrate", "output"), ("calibrate", "recipe")} <= found
+    assert ("generate", "top_p") not in found
+
+
+@pytest.mark.parametrize("value", ["0", "-0.5", "1.01", "nan", "inf", "half", ""])
+def test_top_p_is_above_0_and_at_most_1(karhunen: Command, value: str) -> None:
+    """Refused before the codec is looked for, which is not there."""
+    done = karhunen("generate", "--codec", "nowhere", "-p", "x", "--top-p", value)
+    assert_refused(done, "--top-p", repr(value), "above 0 and at most 1")
+    assert "nowhere" in karhunen("generate", "--codec", "nowhere", "-p", "x", "--top-p", "1").err
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "warm"])
+def test_a_temperature_is_0_or_more(karhunen: Command, value: str) -> None:
+    done = karhunen("generate", "--codec", "nowhere", "-p", "x", "--temperature", value)
+    assert_refused(done, "--temperature", repr(value), "0 or more")
+
+
+def test_help_says_which_top_p_holds(karhunen: Command) -> None:
+    said = " ".join(karhunen("generate", "--help").out.split())
+    assert "--top-p FLOAT Above 0, at most 1; 1 keeps all tokens." in said
+
+
+def test_a_wrong_usage_names_the_help_of_its_verb(karhunen: Command) -> None:
+    assert_refused(karhunen("generate", "--frobnicate"), "`karhunen generate --help`")
+
+
 @pytest.mark.parametrize("verb", ["calibrate", "demo"])
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("frobnicate", ["unknown recipe", "frobnicate", "spectra", "nova_kv"]),
+        ("frobnicate", ["unknown recipe", "frobnicate", "`karhunen recipes`"]),
+        ("spectre", ["unknown recipe", "did you mean spectra?"]),
         ("spectra:bitz=2", ["spectra", "bitz", "value_bits"]),
         ("spectra:bits", ["bits", "no value"]),
         ("spectra:bits=17", ["17"]),
@@ -123,9 +187,10 @@ def test_a_prompt_comes_from_one_place_and_is_not_empty(
     start = ["generate", "--codec", codec_folder, "--model", model_folder]
     assert_refused(karhunen(*start, "-p", "x", "--prompt-file", "y"), "not both")
     assert_refused(karhunen(*start, "--prompt-file", tmp_path / "none.txt"), "none.txt")
-    assert_refused(karhunen(*start, "-p", "  "), "empty")
+    assert_refused(karhunen("generate", "--codec", tmp_path / "nowhere", "-p", "  "), "the prompt is empty")
+    (tmp_path / "blank.txt").write_text("\n")
+    assert_refused(karhunen(*start, "--prompt-file", tmp_path / "blank.txt"), "the prompt is empty")
     assert_refused(karhunen(*start, "-p", "x" * 600), "positions")
-    assert_refused(karhunen(*start, "-p", "x", "--top-p", "0"), "top_p")
     (tmp_path / "picture.txt").write_bytes(b"\x89PNG")
     assert_refused(karhunen(*start, "--prompt-file", tmp_path / "picture.txt"), "picture.txt", "UTF-8")
 
@@ -245,6 +310,7 @@ def test_help_names_every_verb_and_imports_no_torch() -> None:
     assert done.returncode == 0, done.stderr
     for verb in ("calibrate", "generate", "inspect", "doctor", "recipes", "demo"):
         assert verb in done.stdout
+    assert "..." not in done.stdout.split("Commands:")[1], "no verb's line is cut short"
 
 
 def test_the_version_is_printed(karhunen: Command) -> None:

@@ -74,7 +74,9 @@ def test_generate_says_why_a_short_text_is_not_compressed(
 ) -> None:
     arguments = ["generate", "--model", model_folder, "--codec", codec_folder, "--raw", "--max-new-tokens", 2]
     short, long = (karhunen(*arguments, "-p", "x" * n) for n in (4, 100))
-    assert "nothing was coded: SinkRecent(" in short.out
+    assert "nothing was coded: the codec's window keeps all of so short a text exact" in short.out
+    assert "SinkRecent" not in short.out
+    assert re.search(r"coded tokens +│ +none coded", short.out)
     assert "nothing was coded" not in long.out
 
 
@@ -122,6 +124,15 @@ def test_inspect_shows_the_plan_and_counts_the_tables(karhunen: Command, codec_f
     for words in ("composition", "bit plan", "RopeFrame", "SinkRecent", f"{codec.table_bytes():,}"):
         assert words in shown.out
     assert not CONTROL.search(shown.out)
+
+
+def test_heads_of_one_plan_are_one_row(karhunen: Command, model_folder: Path, text_file: Path, tmp_path: Path) -> None:
+    """A plan of thirty layers and as many heads is not to scroll away."""
+    arguments = ["calibrate", "--model", model_folder, "--text", text_file, "--recipe", "int4:group=12"]
+    assert karhunen(*arguments, "-o", tmp_path / "codec").code == 0
+    plan = karhunen("inspect", tmp_path / "codec").out.split("bit plan")[1].split("storage plan")[0]
+    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in plan.splitlines() if line.startswith("│")]
+    assert rows == [[str(layer), slot, "0 to 1"] for layer in (0, 1) for slot in ("key", "value")]
 
 
 def test_inspect_says_why_layers_are_exact(karhunen: Command, text_file: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import os, sys
 
 def work(path):
-    from karhunen.evaluation.runner import end_with_parent
+    from karhunen.evaluation.workers import end_with_parent
     end_with_parent()
     Path(path).write_text(str(os.getpid()))
     time.sleep(300)

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-import karhunen.hf
+import karhunen
 from karhunen.attention import fused
 from karhunen.codec import Codec
-from karhunen.hf.attention import NAME
+from karhunen.hf.attention import NAME, register
 from karhunen.hf.cache import CompressedCache
 from karhunen.hf.compressed import compressed
 
@@ -47,7 +47,7 @@ def models(family: str) -> tuple[Any, Any]:
     """The same weights twice: read by the model's usual attention, and by karhunen's."""
     plain = build(KIND.get(family, family), **CHANGES.get(family, {}))
     fast = deepcopy(plain)
-    fast.set_attn_implementation(NAME)
+    karhunen.enable(fast)
     return plain, fast
 
 
@@ -180,10 +180,10 @@ def test_an_ordinary_cache_behaves_as_before(family: str) -> None:
 
 def test_a_model_may_be_loaded_with_it(tmp_path: Any) -> None:
     build("llama").save_pretrained(tmp_path)
+    register()
     model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=NAME)
     assert model.config._attn_implementation == NAME
     assert NAME in ALL_MASK_ATTENTION_FUNCTIONS.valid_keys()
-    assert karhunen.hf
 
 
 # what bytes cannot serve

@@ -12,7 +12,7 @@ from torch import Tensor
 from karhunen.calibration.gradients import measure_gradients
 from karhunen.hf import gradients
 from karhunen.hf.capture import Attention, routed_attention
-from karhunen.hf.gradients import SINK_TOKENS, read_gradients
+from karhunen.hf.gradients import SINK_TOKENS, ReadGradient, read_gradients
 from karhunen.hf.probe import inference
 from karhunen.hf.rotary import detect_rotary
 from karhunen.statistics.need import Need
@@ -26,6 +26,12 @@ def tokens(model: Any) -> Tensor:
     return torch.randint(3, model.config.get_text_config().vocab_size - 1, (N_TOKENS,), generator=generator)
 
 
+def far(model: Any, ids: Tensor, near_tokens: int = NEAR, seed: int = 0) -> dict[int, ReadGradient]:
+    found: dict[int, ReadGradient] = {}
+    read_gradients(model, ids, seed, found.__setitem__, near_tokens)
+    return dict(sorted(found.items()))
+
+
 def by_autograd(model: Any, ids: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
     """Far keys and values are leaves of their own in attention written out in full."""
     leaves: dict[int, tuple[Tensor, Tensor]] = {}
@@ -36,18 +42,18 @@ def by_autograd(model: Any, ids: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
         repeat = attention.query.shape[1] // key.shape[1]
         k, v, k_far, v_far = (x.repeat_interleave(repeat, 1) for x in (key, value, key + far_k, value + far_v))
         age = torch.arange(N_TOKENS)[:, None] - torch.arange(N_TOKENS)
-        far = (age >= NEAR) & (torch.arange(N_TOKENS) >= SINK_TOKENS)
+        is_far = (age >= NEAR) & (torch.arange(N_TOKENS) >= SINK_TOKENS)
         hidden = age < 0
         if attention.window_tokens is not None:
             hidden = hidden | (age >= attention.window_tokens)
-        score = torch.where(far, attention.query @ k_far.mT, attention.query @ k.mT) * attention.scale
+        score = torch.where(is_far, attention.query @ k_far.mT, attention.query @ k.mT) * attention.scale
         score = score.masked_fill(hidden, -torch.inf)
         if attention.sinks is not None:
             sink = attention.sinks[None, :, None, None].expand(1, -1, N_TOKENS, 1)
             p = torch.cat([score, sink], -1).softmax(-1)[..., :-1]
         else:
             p = score.softmax(-1)
-        return ((p * far) @ v_far + (p * ~far) @ v).transpose(1, 2), None
+        return ((p * is_far) @ v_far + (p * ~is_far) @ v).transpose(1, 2), None
 
     head = model.get_output_embeddings()
     with inference(model), torch.enable_grad(), routed_attention(model, attend):
@@ -60,7 +66,7 @@ def by_autograd(model: Any, ids: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
 def test_far_gradients_are_those_of_attention_written_out(family: str) -> None:
     model = build(family).float().eval()
     ids = tokens(model)
-    ours, theirs = read_gradients(model, ids, seed=0, near_tokens=NEAR), by_autograd(model, ids)
+    ours, theirs = far(model, ids), by_autograd(model, ids)
     assert ours.keys() == theirs.keys()
     for layer, found in ours.items():
         assert_near(found.by_key, theirs[layer][0], LAYERS)
@@ -70,17 +76,17 @@ def test_far_gradients_are_those_of_attention_written_out(family: str) -> None:
 
 def test_reads_within_the_window_and_of_sinks_give_no_gradient() -> None:
     model = build("llama").float().eval()
-    found = read_gradients(model, tokens(model), seed=0, near_tokens=NEAR)[0]
+    found = far(model, tokens(model))[0]
     assert not found.by_key[:, :, -NEAR:].any(), "the newest tokens have no far reader"
     assert not found.by_value[:, :, :SINK_TOKENS].any()
-    assert not read_gradients(model, tokens(model), seed=0, near_tokens=N_TOKENS)[0].by_key.any()
+    assert not far(model, tokens(model), N_TOKENS)[0].by_key.any()
 
 
 def test_the_model_is_left_as_it_was() -> None:
     model = build("llama").float()
     before = {name: (p.requires_grad, p.grad) for name, p in model.named_parameters()}
     implementation = model.config._attn_implementation
-    read_gradients(model, tokens(model), seed=0)
+    far(model, tokens(model))
     assert {name: (p.requires_grad, p.grad) for name, p in model.named_parameters()} == before
     assert model.config._attn_implementation == implementation
     assert not model.get_output_embeddings()._forward_pre_hooks
@@ -88,7 +94,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 def test_the_same_seed_draws_the_same_outcomes() -> None:
     model = build("llama").float().eval()
-    first, again, other = (read_gradients(model, tokens(model), seed, NEAR)[0].by_value for seed in (1, 1, 2))
+    first, again, other = (far(model, tokens(model), seed=seed)[0].by_value for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 

@@ -35,7 +35,7 @@ def test_added_look_ups_beat_a_product_code_of_the_same_rows() -> None:
 def test_sums_of_known_choices_are_recovered_to_the_noise(bits: tuple[int, int]) -> None:
     """One least-squares solve: n samples of noise σ leave each sum within σ / √(n / 256), the ridge a little more."""
     n, noise = 65536, 0.1
-    choice = row_choice(bits)
+    choice = row_choice(bits, torch.device("cpu"))
     planted = choice.float() @ normal(choice.shape[1], 3, seed=1)
     byte = torch.randint(0, 256, (1, n), generator=seeded(2))
     x = planted[byte] + noise * normal(1, n, 3, seed=3)

@@ -1,40 +1,39 @@
 """One streaming pass over calibration text: the model runs once, and only what was asked for is gathered.
 
-needs of the recipes ─▶ union ─▶ per sequence: forward ─▶ per layer: measure ─▶ sums ─▶ statistics
+needs of the recipes ─▶ union ─▶ per step of sequences: forward ─▶ per layer: measure ─▶ sums ─▶ statistics
 """
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from karhunen.calibration.gradients import measure_gradients
-from karhunen.calibration.measure import measure
+from karhunen.calibration.free_memory import shared_free_bytes
+from karhunen.calibration.gathering import Gathering, Plan
+from karhunen.calibration.memory import HOST, MAX_SAMPLES, Work
+from karhunen.calibration.memory_plan import MemoryPlan, plan_memory
+from karhunen.calibration.parallel import Channel, Processes
 from karhunen.calibration.resume import Partial
+from karhunen.calibration.steps import MIN_GRADIENT_TOKENS, Step, gradient_pieces, steps_of
 from karhunen.calibration.tokens import Input, sequences
-from karhunen.hf.capture import Observation, capturing
 from karhunen.hf.describe import describe
-from karhunen.hf.gradients import NEAR_TOKENS, SINK_TOKENS
+from karhunen.hf.gradients import NEAR_TOKENS
 from karhunen.hf.probe import n_positions
-from karhunen.hf.rotary import NOT_A_ROTATION, DetectedRotary, detect_rotary
-from karhunen.statistics.gathered import LayerStatistics, Statistics
+from karhunen.hf.rotary import detect_rotary
+from karhunen.hf.sizes import ModelSizes, sizes_of
+from karhunen.statistics.gathered import Statistics
 from karhunen.statistics.identity import ModelIdentity
-from karhunen.statistics.need import OF_WEIGHTS, Need, Statistic
-from karhunen.values import fingerprint
+from karhunen.statistics.need import Need
 
 Progress = Callable[[int, int], None]
 
 MAX_TOKENS = 16384
 MIN_TOKENS = 256
-MAX_SAMPLES = 16384
-GRADIENT_TOKENS = 6144  # gradients are measured on the first this many tokens: a backward pass costs several forwards
-MIN_GRADIENT_TOKENS = 2 * (NEAR_TOKENS + SINK_TOKENS)  # of a sequence: in shorter ones few tokens are read from afar
 
 
 def calibrate(
@@ -47,40 +46,57 @@ def calibrate(
     min_tokens: int = MIN_TOKENS,
     sequence_tokens: int = 2048,
     layers: Iterable[int] | None = None,
+    batch: int | None = None,
+    memory: int | None = None,
+    processes: Processes | None = None,
     resume_dir: Path | str | None = None,
+    on_plan: Callable[[MemoryPlan], None] | None = None,
     progress: Progress | None = None,
 ) -> Statistics:
     """Statistics of a model's cache layers on text or token ids.
 
     `layers` are those to measure, by default all that are neither sliding nor other. Sequences are at most
     `sequence_tokens` long, and no longer than the model has positions. With `resume_dir`, an interrupted call with the
-    same arguments goes on where it stopped. `progress` is told (tokens done, tokens in all).
+    same arguments goes on where it stopped. `progress` is told (tokens done, tokens in all): the share of the work
+    that is done, as tokens of the text, some of which are read twice.
+
+    `batch` sequences of one length run at a time; by default one on a processor, and on an accelerator as many as fit
+    into its memory and keep it busy. `memory` is what the model and its calibration may take of each device, in bytes,
+    by default what is free; `on_plan` is told what will be held before anything runs.
+
+    In an initialised process group, or in `processes`, each process runs its share and all return the same statistics,
+    those of one process bit for bit. Every process gives the same arguments; `progress`, `on_plan` and `resume_dir`
+    serve the first.
 
     ValueError for input that is empty or too short (for gradients: no sequence of MIN_GRADIENT_TOKENS), a need the
     model cannot answer (rotary frames without RoPE, queries that attention does not show), NaN or infinity in a layer,
-    and layers observed for fewer than `min_tokens` tokens, each named.
+    layers observed for fewer than `min_tokens` tokens, each named, memory that does not suffice, and processes that
+    were given other input or of which one failed; ConnectionError if one is gone.
     """
-    identity, rotaries = describe(model), detect_rotary(model)
-    plan = _Plan(
-        identity, rotaries, tuple(sorted(set(needs), key=repr)), _measured_layers(identity, layers), min_tokens
-    )
-    plan.check()
-    length = min(sequence_tokens, n_positions(model))
-    pieces = sequences(texts, tokenizer, length, max_tokens, plan.skip_tokens + 2)
-    n_tokens = sum(len(piece) for piece in pieces)
-    if n_tokens - plan.skip_tokens * len(pieces) < min_tokens:
-        raise ValueError(
-            f"the calibration text is too short: {n_tokens} tokens, of which the first {plan.skip_tokens} of each of "
-            f"{len(pieces)} sequences do not count; at least {min_tokens} that count are needed"
-        )
-    if plan.gradient_needs and not _gradient_pieces(pieces):
-        raise ValueError(
-            "the calibration texts are too short for the Fisher metric, which is measured where a token is read by "
-            f"tokens {NEAR_TOKENS} or more after it: at least one sequence has to have {MIN_GRADIENT_TOKENS} tokens, "
-            f"and the longest of {len(pieces)} has {max(map(len, pieces))}; give longer texts, join short ones, or use "
-            "a recipe without that metric, such as nova_kv or spectra"
-        )
-    return _run(model, plan, pieces, resume_dir, progress)
+    if batch is not None and batch < 1:
+        raise ValueError(f"batch={batch} is no number of sequences; use 1 or more, or None to have it chosen")
+    with (processes or Processes.found()).connected() as channel:
+        with channel.together():
+            identity, rotaries = describe(model), detect_rotary(model)
+            wanted = tuple(sorted(set(needs), key=repr))
+            plan = Plan(identity, rotaries, wanted, _measured_layers(identity, layers), min_tokens)
+            plan.check()
+            length = min(sequence_tokens, n_positions(model))
+            pieces = _pieces(plan, sequences(texts, tokenizer, length, max_tokens, plan.skip_tokens + 2))
+            sizes = sizes_of(model)
+            work = Work(wanted, plan.layers, sum(map(len, pieces)), max(map(len, pieces)))
+        fitting = _fitting(sizes, work, memory, batch, channel)
+        if on_plan is not None and channel.is_first:
+            on_plan(fitting)
+        name = plan.fingerprint(pieces, fitting.work.batch)
+        if len(set(channel.all(name))) > 1:
+            raise ValueError(
+                "the processes were given other models, texts, needs or layers; each has to be given the same, and all "
+                "of the text: it is dealt out here"
+            )
+        steps = steps_of(pieces, fitting.work.batch, bool(plan.gradient_needs))
+        partial = None if resume_dir is None else Partial(Path(resume_dir), name)
+        return _run(model, plan, pieces, steps, channel, partial, progress)
 
 
 def layers_to_measure(identity: ModelIdentity) -> tuple[int, ...]:
@@ -90,134 +106,53 @@ def layers_to_measure(identity: ModelIdentity) -> tuple[int, ...]:
     return tuple(i for i, kind in enumerate(kinds) if kind == wanted)
 
 
-@final
-@dataclass(frozen=True)
-class _Plan:
-    """What is measured, where, with which rotations."""
-
-    identity: ModelIdentity
-    rotaries: Mapping[int, DetectedRotary]
-    needs: tuple[Need, ...]
-    layers: tuple[int, ...]
-    min_tokens: int
-
-    @property
-    def skip_tokens(self) -> int:
-        """Tokens at the head of a sequence that some need leaves out."""
-        return max((need.skip_tokens for need in self.needs), default=0)
-
-    @property
-    def forward_needs(self) -> list[Need]:
-        """Those that a forward shows."""
-        return [need for need in self.needs if need.kind != "gradients"]
-
-    @property
-    def gradient_needs(self) -> list[Need]:
-        """Those that take a backward pass."""
-        return [need for need in self.needs if need.kind == "gradients"]
-
-    def check(self) -> None:
-        """ValueError if a need asks for a rotary frame that the model does not have."""
-        moving = [need for need in self.needs if need.block_tokens is not None]
-        if not moving:
-            return
-        if noted := [i for i in self.layers if i in self.rotaries and self.rotaries[i].note]:
-            raise ValueError(f"layers {noted}: {NOT_A_ROTATION}")
-        if not any(found.key or found.value for found in self.rotaries.values()):
-            raise ValueError(
-                f"{self.identity.architecture} has no RoPE, so {moving[0]} cannot be measured; "
-                "use a recipe with a post-RoPE frame (block_tokens=None)"
-            )
-
-    def fingerprint(self, pieces: list[Int[Tensor, " _"]]) -> str:
-        """Names everything the sums depend on."""
-        return fingerprint((self.identity, self.needs, self.layers, pieces))
-
-
-@final
-@dataclass
-class _Gathering:
-    """Sums so far; as a listener, adds what each layer shows."""
-
-    plan: _Plan
-    stride: int
-    sums: dict[int, LayerStatistics] = field(default_factory=dict)
-
-    def __call__(self, seen: Observation) -> None:
-        if seen.layer not in self.plan.layers:
-            return
-        _refuse_non_finite(seen)
-        if not (seen.key.any() or seen.value.any()):
-            return  # a warm-up of zeros says nothing
-        found = self.plan.rotaries.get(seen.layer, DetectedRotary())
-        known = self.sums.get(seen.layer)
-        measured: dict[Need, Statistic] = {}
-        for need in self.plan.forward_needs:
-            if known is not None and need.kind in OF_WEIGHTS and need in known.measured:
-                measured[need] = known.measured[need]  # once is enough
-                continue
-            thinned = replace(need, stride=max(need.stride, self.stride)) if need.kind == "samples" else need
-            rotary = found.key if need.slot == "key" else found.value
-            measured[need] = measure(thinned, seen, rotary)
-        scale = 1.0 if seen.attention is None else seen.attention.scale
-        counted = int((seen.valid & (seen.positions >= self.plan.skip_tokens)).sum())
-        new = LayerStatistics(found.key, found.value, scale, counted, measured)
-        self.sums[seen.layer] = new if known is None else known + new
-
-    def add_gradients(self, found: Mapping[int, Mapping[Need, Statistic]]) -> None:
-        """Add what a backward pass gave; its tokens were counted by the forward."""
-        for layer, measured in found.items():
-            known = self.sums[layer]
-            self.sums[layer] = known + LayerStatistics(known.key_rotary, known.value_rotary, 1.0, 0, measured)
-
-
 def _run(
     model: nn.Module,
-    plan: _Plan,
+    plan: Plan,
     pieces: list[Int[Tensor, " _"]],
-    resume_dir: Path | str | None,
+    steps: list[Step],
+    channel: Channel,
+    partial: Partial | None,
     progress: Progress | None,
 ) -> Statistics:
-    lengths = [len(piece) for piece in pieces]
-    gathering = _Gathering(plan, stride=max(1, math.ceil(sum(lengths) / MAX_SAMPLES)))
-    partial = None if resume_dir is None else Partial(Path(resume_dir), plan.fingerprint(pieces))
-    backward = _gradient_pieces(pieces) if plan.gradient_needs else []
-    steps = [*((piece, False) for piece in pieces), *((piece, True) for piece in backward)]
-    total = sum(len(piece) for piece, _ in steps)
-    done = 0
-    if partial is not None and (found := partial.load()) is not None:
-        done, saved = found
-        gathering.sums = dict(saved.layers)
+    """Round by round: every process runs one step, the first adds them up in their order."""
+    gathering = Gathering(plan, stride=max(1, math.ceil(sum(map(len, pieces)) / MAX_SAMPLES)))
     source = (_source(pieces),)
-    for index in range(done, len(steps)):
-        piece, is_backward = steps[index]
-        if is_backward:
-            gathering.add_gradients(
-                measure_gradients(model, piece, plan.gradient_needs, plan.layers, plan.rotaries, seed=index)
-            )
-        else:
-            with capturing(model, gathering) as run:
-                run(piece[None], None)
-        if progress is not None:
-            progress(sum(len(piece) for piece, _ in steps[: index + 1]), total)
-        if partial is not None and index + 1 < len(steps):
-            partial.save(index + 1, Statistics(plan.identity, dict(gathering.sums), source))
-    _refuse_unobserved(plan, gathering.sums)
-    if partial is not None:
-        partial.clear()
-    return Statistics(plan.identity, {i: gathering.sums[i] for i in plan.layers}, source)
+    n_tokens, costs = sum(map(len, pieces)), [step.cost for step in steps]
+    done = 0
+    with channel.together():
+        if partial is not None and channel.is_first and (found := partial.load()) is not None:
+            done, saved = found
+            gathering.sums = dict(saved.layers)
+            gathering.weights_known = set(saved.layers)
+    for start in range(channel.from_first(done), len(steps), channel.size):
+        end = min(start + channel.size, len(steps))
+        mine = gathering if channel.is_first else gathering.emptied()
+        with channel.together():
+            if start + channel.rank < end:
+                steps[start + channel.rank].run(model, mine)
+        _add_up(gathering, mine, channel, end - start)
+        with channel.together():
+            if channel.is_first and progress is not None:
+                progress(n_tokens * sum(costs[:end]) // sum(costs), n_tokens)
+            if channel.is_first and partial is not None and end < len(steps):
+                partial.save(end, Statistics(plan.identity, dict(gathering.sums), source))
+    with channel.together():
+        if channel.is_first:
+            gathering.refuse_unobserved()
+            if partial is not None:
+                partial.clear()
+    shown = {i: channel.from_first(gathering.sums.get(i)) for i in plan.layers}
+    return Statistics(plan.identity, {i: layer for i, layer in shown.items() if layer is not None}, source)
 
 
-def _gradient_pieces(pieces: list[Int[Tensor, " _"]]) -> list[Int[Tensor, " _"]]:
-    """Whole sequences of MIN_GRADIENT_TOKENS or more, spread evenly: GRADIENT_TOKENS together, or half of the text if
-    it is short; at least one, and none only if there is none of that length."""
-    pieces = [piece for piece in pieces if len(piece) >= MIN_GRADIENT_TOKENS]
-    if not pieces:
-        return []
-    n_tokens = min(GRADIENT_TOKENS, sum(len(piece) for piece in pieces) / 2)
-    n_wanted = max(1, round(n_tokens / max(len(piece) for piece in pieces)))
-    stride = max(1, len(pieces) // n_wanted)
-    return pieces[::stride][:n_wanted]
+def _add_up(gathering: Gathering, mine: Gathering, channel: Channel, n_running: int) -> None:
+    """Sums of this round's other processes, one layer of one process at a time."""
+    for sender in range(1, n_running):
+        for layer in gathering.plan.layers:
+            new = channel.sent(mine.sums.get(layer), sender)
+            if new is not None:
+                gathering.add(layer, new)
 
 
 def _measured_layers(identity: ModelIdentity, layers: Iterable[int] | None) -> tuple[int, ...]:
@@ -231,29 +166,33 @@ def _measured_layers(identity: ModelIdentity, layers: Iterable[int] | None) -> t
     return chosen
 
 
-def _refuse_non_finite(seen: Observation) -> None:
-    shown = {"keys": seen.key, "values": seen.value}
-    if seen.attention is not None:
-        shown["queries"] = seen.attention.query
-    for name, tensor in shown.items():
-        where = seen.valid[:, None, :, None]
-        if not bool(tensor.isfinite().logical_or(~where).all()):
-            raise ValueError(
-                f"layer {seen.layer}: its {name} hold NaN or infinity, so nothing can be measured; "
-                "run the model in bfloat16 or float32"
-            )
+def _pieces(plan: Plan, pieces: list[Int[Tensor, " _"]]) -> list[Int[Tensor, " _"]]:
+    """The sequences as they are; ValueError where they are too short or too few."""
+    n_tokens = sum(len(piece) for piece in pieces)
+    if n_tokens - plan.skip_tokens * len(pieces) < plan.min_tokens:
+        raise ValueError(
+            f"the calibration text is too short: {n_tokens} tokens, of which the first {plan.skip_tokens} of each of "
+            f"{len(pieces)} sequences do not count; at least {plan.min_tokens} that count are needed"
+        )
+    if plan.gradient_needs and not gradient_pieces(pieces):
+        raise ValueError(
+            "the calibration texts are too short for the Fisher metric, which is measured where a token is read by "
+            f"tokens {NEAR_TOKENS} or more after it: at least one sequence has to have {MIN_GRADIENT_TOKENS} tokens, "
+            f"and the longest of {len(pieces)} has {max(map(len, pieces))}; give longer texts, join short ones, or use "
+            "a recipe without that metric, such as nova_kv or spectra"
+        )
+    return pieces
 
 
-def _refuse_unobserved(plan: _Plan, sums: Mapping[int, LayerStatistics]) -> None:
-    never = [i for i in plan.layers if i not in sums]
-    if never:
-        notes = {plan.identity.layers[i].note for i in never} - {""}
-        reason = f" ({'; '.join(sorted(notes))})" if notes else ""
-        raise ValueError(f"layers {never} were never observed: they put nothing into the cache{reason}")
-    few = [i for i in plan.layers if sums[i].n_tokens < plan.min_tokens]
-    if few:
-        counts = [sums[i].n_tokens for i in few]
-        raise ValueError(f"layers {few} were observed for {counts} tokens; at least {plan.min_tokens} are needed")
+def _fitting(sizes: ModelSizes, work: Work, memory: int | None, batch: int | None, channel: Channel) -> MemoryPlan:
+    """The work in batches that fit beside the weights on the devices of every process."""
+    free = shared_free_bytes(sorted({*sizes.devices, HOST}), channel)
+    if memory is not None:
+        free |= {device: max(0, memory - sizes.weight_bytes(device)) for device in sizes.devices}
+    with channel.together():
+        chosen = plan_memory(sizes, work, free, batch)
+    least = min(channel.all(chosen.work.batch))
+    return chosen if chosen.work.batch == least else plan_memory(sizes, work, free, least)
 
 
 def _source(pieces: list[Int[Tensor, " _"]]) -> str:

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from jaxtyping import Float, Int
 from torch import Tensor, arange, nn
 
+from karhunen.calibration.host import on_host, with_float64
 from karhunen.calibration.measure import counted
 from karhunen.frames.rope_frame import RopeFrame
-from karhunen.hf.gradients import NEAR_TOKENS, read_gradients
+from karhunen.hf.gradients import NEAR_TOKENS, ReadGradient, read_gradients
 from karhunen.hf.rotary import DetectedRotary
 from karhunen.statistics.moments import Moments
 from karhunen.statistics.need import Need
@@ -24,28 +25,32 @@ def measure_gradients(
     seed: int,
     near_tokens: int = NEAR_TOKENS,
 ) -> dict[int, dict[Need, Moments]]:
-    """Moments of the gradients of one sequence, by layer and need.
+    """Moments of the gradients of one sequence, by layer and need, in the host's memory.
 
     A gradient by a key turns into the frame as the key does. ValueError naming the layers that showed none.
     """
-    found = read_gradients(model, tokens, seed, near_tokens)
-    if missing := [layer for layer in layers if layer not in found]:
+    measured: dict[int, dict[Need, Moments]] = {}
+
+    def listen(layer: int, seen: ReadGradient) -> None:
+        if layer in layers:
+            rotary = rotaries.get(layer, DetectedRotary())
+            measured[layer] = {need: on_host(_moments(need, seen, rotary)) for need in needs}
+
+    read_gradients(model, tokens, seed, listen, near_tokens)
+    if missing := [layer for layer in layers if layer not in measured]:
         raise ValueError(
             f"layers {missing} show no gradient: their attention does not read the cached keys as they are; "
             "use a recipe without the Fisher metric"
         )
-    positions = arange(len(tokens))[None]
-    measured: dict[int, dict[Need, Moments]] = {}
-    for layer in layers:
-        rotary = rotaries.get(layer, DetectedRotary())
-        for need in needs:
-            seen = found[layer]
-            gradient = (seen.by_key if need.slot == "key" else seen.by_value).cpu()
-            turn = rotary.key if need.slot == "key" else rotary.value
-            frame = RopeFrame(need.block_tokens, need.joined)
-            inside = frame.forward(gradient, positions, turn)[0][:, counted(need, seen.key, seen.value).cpu()]
-            measured.setdefault(layer, {})[need] = Moments.of(_clipped(inside))
-    return measured
+    return {layer: measured[layer] for layer in layers}
+
+
+def _moments(need: Need, seen: ReadGradient, rotary: DetectedRotary) -> Moments:
+    gradient = with_float64(seen.by_key if need.slot == "key" else seen.by_value)
+    turn = rotary.key if need.slot == "key" else rotary.value
+    positions = arange(gradient.shape[2], device=gradient.device)[None]
+    inside = RopeFrame(need.block_tokens, need.joined).forward(gradient, positions, turn)[0]
+    return Moments.of(_clipped(inside[:, counted(need, seen.key, seen.value).to(gradient.device)]))
 
 
 def _clipped(gradient: Float[Tensor, "g n e"]) -> Float[Tensor, "g n e"]:

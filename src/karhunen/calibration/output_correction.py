@@ -9,6 +9,7 @@ are exact in a′ too, so that the correction is that of decoding. Layers see th
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -53,16 +54,17 @@ def correct_outputs(
     if len(pieces) < 2:
         raise ValueError("one sequence of text cannot both fit and judge a correction; use more text")
     held = set(range(HELD_OUT - 1, len(pieces), HELD_OUT)) or {len(pieces) - 1}
-    done = 0
-
-    def advance(_: int, __: int) -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done * sequence_tokens, len(pieces) * sequence_tokens)
-
     parts = [[p for i, p in enumerate(pieces) if (i in held) == kept] for kept in (False, True)]
-    fitted, judged = (_measure(model, codec, part, SLOTS, advance) for part in parts)
+    first, total = (sum(map(len, some)) for some in (parts[0], pieces))
+
+    def advance(before: int, done: int, _: int) -> None:
+        if progress is not None:
+            progress(before + done, total)
+
+    fitted, judged = (
+        _measure(model, codec, part, SLOTS, partial(advance, before))
+        for part, before in zip(parts, (0, first), strict=True)
+    )
     return corrections(model, fitted, held_out=judged)
 
 

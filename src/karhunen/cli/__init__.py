@@ -3,6 +3,7 @@
 A result goes to stdout, progress and logs to stderr. What a user can cause is one line on stderr and exit code 2.
 """
 
+import atexit
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,19 +18,23 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
     keep_freed_memory()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if (colorama := sys.modules.get("colorama.initialise")) is not None:  # numba's
+        atexit.unregister(colorama.reset_all)  # it would end with an escape code, on terminals that know none too
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of a command line: 0, 2 for what the user can mend, 1 for a fault of ours, 130 for Ctrl-C."""
-    from karhunen.cli.app import parse
-
     debug = "--debug" in arguments
     try:
+        from karhunen.cli.app import parse  # inside: Ctrl-C may come at once
+
         code = parse([*(["--debug"] if debug else []), *(word for word in arguments if word != "--debug")])
         sys.stdout.flush()
     except KeyboardInterrupt:
-        sys.stderr.write("karhunen: interrupted\n")
+        start = "\n" if sys.stderr.isatty() else ""  # a terminal shows ^C behind whatever stood there
+        sys.stderr.write(f"{start}karhunen: interrupted\n")
         return 130
     except BrokenPipeError:
         sys.stdout = None  # the reader of our output has left; what is still buffered has nowhere to go

@@ -28,7 +28,8 @@ def account_table(report: Report) -> Table:
     table.add_section()
     table.add_row("ratio", f"{total.ratio:.2f}", "")
     table.add_row("bits per element, all tokens", f"{total.bits_per_element:.3f}", "")
-    table.add_row("bits per element, coded tokens", f"{total.coded_bits_per_element:.3f}", "")
+    coded_bits = f"{total.coded_bits_per_element:.3f}" if n_coded else "none coded"
+    table.add_row("bits per element, coded tokens", coded_bits, "")
     if (repaid := report.tokens_to_repay_tables) is not None:
         table.add_row("coded tokens that repay the tables", f"{repaid:,}", "")
     return table

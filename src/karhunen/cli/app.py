@@ -8,13 +8,27 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from karhunen.cli.options import DEFAULT_MODEL, DEFAULT_RECIPE, DEMO_RECIPE, CodecFolder, Dtype, Json, Model, RecipeText
+from karhunen.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULT_RECIPE,
+    DEMO_RECIPE,
+    CodecFolder,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    RecipeText,
+    Texts,
+    not_negative,
+    path,
+    share,
+    word,
+)
 from karhunen.cli.scoring import scoring
 
 app = typer.Typer(
     name="karhunen",
     help="KV-cache compression by transform coding: calibrate a model once, generate from coded keys and values.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -34,7 +48,10 @@ def parse(arguments: Sequence[str]) -> int:
         raise KeyboardInterrupt from None
     except TyperException as error:
         format_message = getattr(error, "format_message", lambda: str(error))
-        raise ValueError(f"{format_message()} (`karhunen --help` lists what there is)") from error
+        asked = getattr(getattr(error, "ctx", None), "command_path", "karhunen")
+        raise ValueError(f"{format_message()} (`{asked} --help` lists what there is)") from error
+    except SystemExit as left:  # of what the command line does for the shell, such as --show-completion
+        code = left.code
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
@@ -60,55 +77,95 @@ def root(
 
 @app.command()
 def calibrate(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the codec is written.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the codec is written.", parser=path)
+    ] = None,
     model: Model = DEFAULT_MODEL,
     recipe: RecipeText = DEFAULT_RECIPE,
-    text: Annotated[
-        list[Path] | None, typer.Option("--text", help="A text file, or a folder of them; repeatable.")
-    ] = None,
+    text: Texts = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")] = 16384,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Keep progress in this folder and go on from it.")
+        Path | None, typer.Option("--resume", help="Keep progress in this folder and go on from it.", parser=path)
     ] = None,
     statistics: Annotated[
-        Path | None, typer.Option("--statistics", help="Fit from saved statistics; no model is run.")
+        Path | None, typer.Option("--statistics", help="Fit from saved statistics; no model is run.", parser=path)
     ] = None,
     keep_statistics: Annotated[
         bool, typer.Option("--keep-statistics", help="Save the statistics too, in OUTPUT/statistics.")
     ] = False,
     dtype: Dtype = "float32",
+    device: Device = "cpu",
+    sequence_tokens: Annotated[int, typer.Option("--sequence-tokens", min=64, help="Length of a sequence.")] = 2048,
+    batch: Annotated[
+        int | None, typer.Option("--batch", min=1, help="Sequences at a time; chosen by memory if not given.")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", help="Of each device, for the model and all else, such as 24GB.", parser=word),
+    ] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what memory it takes, and load nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure a model on text and write the codec of a recipe."""
-    from karhunen.cli.calibrate import run
+    """Measure a model on text and write the codec of a recipe. torchrun starts it in several processes."""
+    from karhunen.cli.calibrate import Wanted, run
 
-    run(output, model, recipe, tuple(text or ()), max_tokens, resume, statistics, keep_statistics, dtype, as_json)
+    run(
+        Wanted(
+            output=output,
+            model_name=model,
+            recipe_text=recipe,
+            texts=tuple(text or ()),
+            max_tokens=max_tokens,
+            resume=resume,
+            saved=statistics,
+            keep_statistics=keep_statistics,
+            dtype=dtype,
+            device=device,
+            sequence_tokens=sequence_tokens,
+            batch=batch,
+            memory=memory,
+            plan=plan,
+        ),
+        as_json,
+    )
 
 
 @app.command()
 def generate(
-    codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.")],
+    codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.", parser=path)],
     model: Model = DEFAULT_MODEL,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="The prompt; stdin is read if none is given.")
+        str | None, typer.Option("--prompt", "-p", help="The prompt; stdin is read if none is given.", parser=word)
     ] = None,
-    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", help="A file that holds the prompt.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option("--prompt-file", help="A file that holds the prompt.", parser=path)
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 256,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", min=0.0, max=1.0)] = 1.0,
+    temperature: Annotated[
+        float,
+        typer.Option("--temperature", metavar="FLOAT", help="0 takes the likeliest token.", parser=not_negative),
+    ] = 0.0,
+    top_p: Annotated[
+        float,
+        typer.Option("--top-p", metavar="FLOAT", help="Above 0, at most 1; 1 keeps all tokens.", parser=share),
+    ] = 1.0,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="0 keeps all tokens.")] = 0,
     seed: Annotated[int | None, typer.Option("--seed", help="Of the sampling.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     attention: Annotated[
-        str, typer.Option("--attention", help="karhunen reads the cache's bytes; sdpa or eager get them decoded.")
+        str,
+        typer.Option(
+            "--attention", help="karhunen reads the cache's bytes; sdpa or eager get them decoded.", parser=word
+        ),
     ] = "karhunen",
     session: Annotated[
-        Path | None, typer.Option("--session", help="Keep the conversation in this folder and go on from it.")
+        Path | None,
+        typer.Option("--session", help="Keep the conversation in this folder and go on from it.", parser=path),
     ] = None,
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> None:
-    """Continue a prompt from a compressed cache; then say what the cache held."""
+    """Continue a prompt from a compressed cache. Then say what the cache held."""
     from karhunen.cli.generate import run
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
@@ -126,11 +183,13 @@ def inspect(codec: CodecFolder, as_json: Json = False) -> None:
 @app.command()
 def bench(
     codec: Annotated[
-        Path | None, typer.Option("--codec", help="Time decode steps of this codec's model, not one made-up layer.")
+        Path | None,
+        typer.Option("--codec", help="Time decode steps of this codec's model, not one made-up layer.", parser=path),
     ] = None,
     model: Model = DEFAULT_MODEL,
     shape: Annotated[
-        list[str] | None, typer.Option("--shape", help="KV heads x query heads of each x head size; repeatable.")
+        list[str] | None,
+        typer.Option("--shape", help="KV heads x query heads of each x head size; repeatable.", parser=word),
     ] = None,
     tokens: Annotated[list[int] | None, typer.Option("--tokens", min=1, help="Length of context; repeatable.")] = None,
     batch: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Rows; repeatable; 1.")] = None,
@@ -138,14 +197,17 @@ def bench(
         list[float] | None, typer.Option("--bits", help="Bits per element of a made-up layer; repeatable; 2.")
     ] = None,
     tables: Annotated[
-        list[str] | None, typer.Option("--tables", help="free, overlapping or additive, of a made-up layer; free.")
+        list[str] | None,
+        typer.Option("--tables", help="free, overlapping or additive, of a made-up layer; free.", parser=word),
     ] = None,
     threads: Annotated[list[int] | None, typer.Option("--threads", min=1, help="Repeatable; 1.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Every contender runs once a round.")] = 7,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for speed.json and speed.png.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for speed.json and speed.png.", parser=path)
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Attention read from bytes against the fastest dense attention: milliseconds, GB/s, speed-up, error."""
+    """Time attention from bytes beside the fastest dense one. Milliseconds, GB/s, speed-up, error."""
     from karhunen.cli.bench import Wanted, run
 
     run(
@@ -170,7 +232,7 @@ def doctor(
     online: Annotated[bool, typer.Option("--online", help="Also ask the configured package index.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Versions, devices, which fast paths are live, which embedded models are here."""
+    """What is here. Versions, devices, which fast paths are live, which embedded models."""
     from karhunen.cli.doctor import run
 
     run(online, as_json)
@@ -196,7 +258,7 @@ def demo(
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> None:
-    """The whole job on a small model: calibrate, answer a question on a long document, measure against dense."""
+    """The whole job on a small model. Calibrate, answer a question on a long document, measure against dense."""
     from karhunen.cli.demo import run
 
     run(model, recipe, calibration_tokens, prompt_tokens, scored_tokens, dtype, as_json)
@@ -204,22 +266,22 @@ def demo(
 
 @app.command()
 def fold(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the folded model is written.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the folded model is written.", parser=path)],
     model: Model = DEFAULT_MODEL,
-    codec: Annotated[Path | None, typer.Option("--codec", help="A codec of `spectra`: its ranks are taken.")] = None,
+    codec: Annotated[
+        Path | None, typer.Option("--codec", help="A codec of `spectra`: its ranks are taken.", parser=path)
+    ] = None,
     key_rank: Annotated[int | None, typer.Option("--key-rank", min=1, help="The same for every layer.")] = None,
     value_rank: Annotated[int | None, typer.Option("--value-rank", min=1, help="The same for every layer.")] = None,
     correct_output: Annotated[
         bool, typer.Option("--correct-output", help="Also fold in the output projection corrected for the codec.")
     ] = False,
-    text: Annotated[
-        list[Path] | None, typer.Option("--text", help="A text file, or a folder of them; repeatable.")
-    ] = None,
+    text: Texts = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")] = 16384,
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> None:
-    """Write a model whose weights hold the latents of its keys and values: its cache is these latents."""
+    """Write a model that caches latents of keys and values. Its weights hold the way there and back."""
     from karhunen.cli.fold import run
 
     run(

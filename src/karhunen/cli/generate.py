@@ -32,6 +32,7 @@ def run(
     codec = Codec.from_pretrained(codec_folder)
     from karhunen.cli.account import account_table
     from karhunen.folder import check_target
+    from karhunen.hf.attention import register
     from karhunen.hf.conversation import Resumed, converse
     from karhunen.hf.generation import Sampling, generate, prompt_tokens
     from karhunen.hf.session import FORMAT
@@ -42,6 +43,7 @@ def run(
     sampling = Sampling(**sampling_options)
     with Screen(as_json).open() as screen:
         model, tokenizer = load_model(screen, model_name, dtype)
+        register()
         model.set_attn_implementation(attention)
         if codec.card is None:
             screen.log("this codec has no report card: `karhunen verify` makes one")
@@ -63,7 +65,7 @@ def run(
         screen.table(account_table(report))
         if codec.layers and not any(layer.n_coded for layer in report.layers):
             screen.say(
-                f"nothing was coded: {codec.window} keeps all of so short a text exact; a longer prompt is coded"
+                "nothing was coded: the codec's window keeps all of so short a text exact; a longer one is coded"
             )
         if how := sorted({layer.how_read for layer in report.layers if layer.how_read}):
             screen.say(f"coded tokens were read from {'; '.join(how)}")
@@ -99,16 +101,21 @@ def run(
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """From the one place that was named, or stdin."""
+    """From the one place that was named, or stdin; ValueError if there is none, or nothing in it."""
     if prompt is not None and prompt_file is not None:
         raise ValueError("give --prompt or --prompt-file, not both")
-    if prompt is not None:
-        return prompt
-    if prompt_file is not None:
-        try:
-            return prompt_file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{prompt_file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    if sys.stdin.isatty():
+    if prompt is None and prompt_file is None and sys.stdin.isatty():
         raise ValueError("no prompt: give --prompt, --prompt-file, or text on stdin")
-    return sys.stdin.read()
+    text = prompt
+    if text is None:
+        text = sys.stdin.read() if prompt_file is None else _text_of(prompt_file)
+    if not text.strip():
+        raise ValueError("the prompt is empty; give some text")
+    return text
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from error

@@ -1,6 +1,7 @@
 """`karhunen inspect`: what a codec is made of, where its bits go, what its bytes are."""
 
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,18 +96,22 @@ def composition_table(found: "Anatomy") -> Any:
 
 
 def bits_table(found: "Anatomy") -> Any:
-    """Per layer, side and head group."""
+    """Per layer, side and head groups of one plan."""
     table = grid(
-        *("layer", "side", "heads", "bits: least", "mean", "most", "rank kept", "of", "bits per element"),
+        *("layer", "side", "heads", "bits, least to most", "mean", "rank kept", "bits per element"),
         title="bit plan",
-        right=(0, 3, 4, 5, 6, 7, 8),
+        right=(0, 3, 4, 5, 6),
     )
     for side in found.sides:
-        for head, group in enumerate(side.bits):
-            bits = (f"{group.least:g}", f"{group.mean:.2f}", f"{group.most:.3g}", str(group.rank))
-            name = "joined" if len(side.bits) == 1 else str(head)
-            last = f"{side.bits_per_element:.3f}" if head == 0 else ""
-            table.add_row(str(side.layer), side.slot, name, *bits, str(side.n_coefficients), last)
+        first = 0
+        for group, alike in groupby(side.bits):  # heads side by side with one plan are one row
+            n = len(list(alike))
+            bits = f"{group.least:.3g}" if group.least == group.most else f"{group.least:.3g} to {group.most:.3g}"
+            rank = f"{group.rank} of {side.n_coefficients}"
+            name = "joined" if len(side.bits) == 1 else str(first) if n == 1 else f"{first} to {first + n - 1}"
+            last = f"{side.bits_per_element:.3f}" if first == 0 else ""
+            table.add_row(str(side.layer), side.slot, name, bits, f"{group.mean:.2f}", rank, last)
+            first += n
     return table
 
 

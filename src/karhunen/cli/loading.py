@@ -1,25 +1,40 @@
 """What several verbs begin with: a model and its tokenizer, in a dtype, with the download's progress shown."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from karhunen.cli.screen import Screen
 
 if TYPE_CHECKING:
-    from karhunen.hf.model_sources import FetchProgress
+    from karhunen.hf.model_sources import FetchProgress, Reporter
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def load_model(screen: Screen, name: str, dtype: str) -> tuple[Any, Any]:
+def load_model(screen: Screen, name: str, dtype: str, device_map: Any = None) -> tuple[Any, Any]:
     """Model and tokenizer; ValueError on an unknown dtype, ModelUnavailable if there is no such model."""
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
-    import torch
-
     from karhunen.hf.embedded import load
 
-    with screen.progress("downloading", "bytes", waiting=f"loading {Path(name).name}") as advance:
+    kind = torch_dtype(dtype)
+    with fetching(screen, f"loading {Path(name).name}") as on_fetch:
+        return load(name, dtype=kind, progress=on_fetch, device_map=device_map)
+
+
+def torch_dtype(name: str) -> Any:
+    """PyTorch's dtype of that name; ValueError if it is none that a model runs in."""
+    if name not in DTYPES:
+        raise ValueError(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}")
+    import torch
+
+    return getattr(torch, name)
+
+
+@contextmanager
+def fetching(screen: Screen, waiting: str) -> Iterator["Reporter"]:
+    """Shows a download's progress, for the duration."""
+    with screen.progress("downloading", "bytes", waiting=waiting) as advance:
         said = ""
 
         def on_fetch(report: "FetchProgress") -> None:
@@ -30,4 +45,4 @@ def load_model(screen: Screen, name: str, dtype: str) -> tuple[Any, Any]:
             if report.total_bytes:
                 advance(report.done_bytes, report.total_bytes)
 
-        return load(name, dtype=getattr(torch, dtype), progress=on_fetch)
+        yield on_fetch

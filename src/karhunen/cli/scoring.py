@@ -5,25 +5,33 @@ from typing import Annotated
 
 import typer
 
-from karhunen.cli.options import DEFAULT_MODEL, CodecFolder, Dtype, Json, Model
+from karhunen.cli.options import DEFAULT_MODEL, CodecFolder, Dtype, Json, Model, Texts, path, word
 
 scoring = typer.Typer()
 
 Recipes = Annotated[
     list[str] | None,
-    typer.Option("--recipe", help="A recipe, at all rates, or with options as written; repeatable; default: all."),
+    typer.Option(
+        "--recipe", help="A recipe, at all rates, or with options as written; repeatable; default: all.", parser=word
+    ),
 ]
 Rates = Annotated[list[int] | None, typer.Option("--rate", help="About how many times smaller; repeatable: 4, 8, 12.")]
 ExactWindow = Annotated[
-    str, typer.Option("--window", help="SINKS,RECENT exact tokens for all recipes, or `own` for each its own.")
+    str,
+    typer.Option("--window", help="SINKS,RECENT exact tokens for all recipes, or `own` for each its own.", parser=word),
 ]
-Results = Annotated[Path, typer.Option("--results", help="Folder of results; those that exist are kept.")]
+Results = Annotated[Path, typer.Option("--results", help="Folder of results; those that exist are kept.", parser=path)]
 SavedStatistics = Annotated[
     Path | None,
-    typer.Option("--statistics", help="Statistics to fit from; measured and kept there if nothing is there yet."),
+    typer.Option(
+        "--statistics", help="Statistics to fit from; measured and kept there if nothing is there yet.", parser=path
+    ),
 ]
 Prefill = Annotated[
-    str, typer.Option("--prefill", help="exact: the prompt is read exactly; chunked: it reads its own coded history.")
+    str,
+    typer.Option(
+        "--prefill", help="exact: the prompt is read exactly; chunked: it reads its own coded history.", parser=word
+    ),
 ]
 PrefillTokens = Annotated[int, typer.Option("--prefill-tokens", min=1, help="Context before the scored tokens.")]
 ScoredTokens = Annotated[int, typer.Option("--scored-tokens", min=2)]
@@ -46,13 +54,14 @@ def evaluate(
             "--task",
             help="texts[:test|:development][@PROSE,CODE,LITERATURE], FILE, needles[@LENGTHS], ruler/KIND[@TOKENS]; "
             "repeatable; default: texts:test.",
+            parser=word,
         ),
     ] = None,
     tasks: Annotated[
-        str | None, typer.Option("--tasks", help="Names of lm-eval, separated by commas: mmlu,longbench.")
+        str | None, typer.Option("--tasks", help="Names of lm-eval, separated by commas: mmlu,longbench.", parser=word)
     ] = None,
     include_path: Annotated[
-        Path | None, typer.Option("--include-path", help="A folder of further task files for --tasks.")
+        Path | None, typer.Option("--include-path", help="A folder of further task files for --tasks.", parser=path)
     ] = None,
     results: Results = Path("results"),
     statistics: SavedStatistics = None,
@@ -67,7 +76,7 @@ def evaluate(
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> int:
-    """Score recipes against the dense model; one JSON file per result, and those that exist are kept."""
+    """Score recipes against the dense model. One JSON file per result; those that exist are kept."""
     from karhunen.cli.evaluate import Wanted, run
 
     sizes = (prefill, prefill_tokens, scored_tokens, generated_tokens)
@@ -82,9 +91,7 @@ def evaluate(
 def verify(
     codec: CodecFolder,
     model: Model = DEFAULT_MODEL,
-    text: Annotated[
-        list[Path] | None, typer.Option("--text", help="A text file, or a folder of them; repeatable.")
-    ] = None,
+    text: Texts = None,
     max_kl: Annotated[float, typer.Option("--max-kl", min=0.0, help="Mean logit KL, nats.")] = 0.02,
     max_kl_p999: Annotated[float, typer.Option("--max-kl-p999", min=0.0, help="Its 99.9th percentile.")] = 1.0,
     max_kl_pages: Annotated[
@@ -103,7 +110,7 @@ def verify(
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> int:
-    """Measure a codec against the uncompressed model; keep the report card inside it. Exit code 3 if a gate fails."""
+    """Measure a codec against the uncompressed model. Keep the report card inside it. Exit code 3 if a gate fails."""
     from karhunen.cli.verify import run
 
     limits = {"kl": max_kl, "kl_p999": max_kl_p999, "pages": max_kl_pages, "top1": min_top1}
@@ -120,7 +127,8 @@ def leaderboard(
     window: ExactWindow = "4,128",
     results: Results = Path("results/leaderboard"),
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where the page goes; RESULTS/report if not given.")
+        Path | None,
+        typer.Option("--output", "-o", help="Where the page goes; RESULTS/report if not given.", parser=path),
     ] = None,
     statistics: SavedStatistics = None,
     prefill_tokens: PrefillTokens = 2048,
@@ -131,7 +139,7 @@ def leaderboard(
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> int:
-    """All recipes at three rates on the test documents, then page, pictures and table; goes on where it was stopped."""
+    """All recipes at three rates on the test documents. Then page, pictures and table; goes on where it was stopped."""
     from karhunen.cli.evaluate import Wanted, run_leaderboard
 
     chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, ("texts",))
@@ -142,12 +150,14 @@ def leaderboard(
 
 @scoring.command()
 def report(
-    results: Annotated[list[Path], typer.Argument(metavar="RESULTS...", help="Folders or files of results.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the page and its pictures.")] = Path(
-        "results/report"
-    ),
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RESULTS...", help="Folders or files of results.", parser=path)
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the page and its pictures.", parser=path)
+    ] = Path("results/report"),
     readme: Annotated[
-        Path | None, typer.Option("--readme", help="Also put the table between the markers of this file.")
+        Path | None, typer.Option("--readme", help="Also put the table between the markers of this file.", parser=path)
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -159,14 +169,16 @@ def report(
 
 @scoring.command()
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="A recipe among the results, or a folder of results.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
-    results: Annotated[Path, typer.Option("--results", help="Where results of recipes are looked for.")] = Path(
-        "results"
-    ),
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A recipe among the results, or a folder of results.", parser=word)
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other one.", parser=word)],
+    results: Annotated[
+        Path, typer.Option("--results", help="Where results of recipes are looked for.", parser=path)
+    ] = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Which of two is better where, with the interval of the difference."""
+    """Which of two is better where. With the interval of the difference."""
     from karhunen.cli.compare import run
 
     run(a, b, results, as_json)

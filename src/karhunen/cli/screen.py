@@ -64,8 +64,14 @@ class Screen:
 
     def table(self, table: Table) -> None:
         """A table of the result; a list of its rows where the terminal is too narrow for its columns."""
-        if not self.as_json:
-            self.out.print(table if _fits(table, self.out) else _as_list(table))
+        if self.as_json:
+            return
+        if _fits(table, self.out):
+            self.out.print(table)
+            return
+        if table.title:
+            self.out.print(Text(str(table.title), style="bold"))  # apart: the list may be narrower than its title
+        self.out.print(_as_list(table))
 
     def document(self, value: dict[str, Any]) -> None:
         """The result as JSON, if that was asked for."""
@@ -185,7 +191,6 @@ def _fits(table: Table, console: Console) -> bool:
 def _as_list(table: Table) -> Table:
     """A heading of each row, its first cell, and below it what stands in the other columns."""
     found = Table.grid()
-    found.title, found.title_justify, found.title_style = table.title, table.title_justify, table.title_style
     for row in zip(*(column.cells for column in table.columns), strict=True):
         found.add_row(Text(f"{table.columns[0].header} {row[0]}", style="bold"))
         cells = Table.grid(padding=(0, 2))

@@ -6,14 +6,10 @@ The dense model runs once per document, for all recipes; statistics are measured
 the recipes need. A killed run loses the result it was working on and nothing else.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import Thread
 from typing import Any, final
 
 import torch
@@ -26,6 +22,7 @@ from karhunen.evaluation.provenance import provenance
 from karhunen.evaluation.rates import Rated
 from karhunen.evaluation.result import path_of, write_result
 from karhunen.evaluation.tasks.base import Prepared, Task
+from karhunen.evaluation.workers import end_with_parent, unheard, workers
 from karhunen.fitting import fit
 from karhunen.hf.describe import identity_of
 from karhunen.monitoring.allocator import keep_freed_memory
@@ -91,14 +88,18 @@ def evaluate(plan: Plan, load: Load, *, jobs: int = 1, on_stage: OnStage | None 
     if jobs < 2 or len(plan.rated) < 2:
         return _Run(plan, *load(), say).all()
     say(f"statistics, then {len(plan.rated)} recipes in {jobs} processes")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # its memory is given back with the process
-        pool.submit(_measure_statistics, plan, load, torch.get_num_threads()).result()
+    with workers(1) as pool:  # its memory is given back with the process
+        with unheard():
+            measured = pool.submit(_measure_statistics, plan, load, torch.get_num_threads())
+        measured.result()
     n = min(jobs, len(plan.rated))
     outcome = Outcome()
     wanted = [(task, rated) for task in range(len(plan.tasks)) for rated in plan.rated]
     settings = (plan, load, max(1, torch.get_num_threads() // n))
-    with ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=_start, initargs=settings) as pool:
-        for i, ((task, rated), part) in enumerate(zip(wanted, pool.map(_work, wanted), strict=True)):
+    with workers(n, _start, settings) as pool:
+        with unheard():
+            parts = pool.map(_work, wanted)
+        for i, ((task, rated), part) in enumerate(zip(wanted, parts, strict=True)):
             say(f"{plan.tasks[task].name}: {rated.text} ({i + 1} of {len(wanted)})")
             outcome.add(part)
     return outcome
@@ -140,13 +141,6 @@ def _measure_statistics(plan: Plan, load: Load, n_threads: int) -> None:
     keep_freed_memory()
     torch.set_num_threads(n_threads)
     _Run(plan, *load(), lambda _: None).statistics()
-
-
-def end_with_parent() -> None:
-    """A worker whose parent was killed stops too: nobody waits for what it does."""
-    parent = parent_process()
-    if parent is not None:
-        Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def _start(plan: Plan, load: Load, n_threads: int) -> None:

@@ -1,5 +1,1 @@
-"""The part that knows transformers. Importing it makes `attn_implementation="karhunen"` known there."""
-
-from karhunen.hf.attention import register
-
-register()
+"""The part that knows transformers. Importing it changes nothing there; `hf.attention.register` says what does."""

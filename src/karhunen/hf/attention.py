@@ -2,7 +2,9 @@
 
     karhunen.enable(model)                       # until model.set_attn_implementation("sdpa")
 
-transformers knows the name once `karhunen.hf` is imported, which `import karhunen` does not do; `enable` does.
+No import makes the name known to transformers. `register` does, and so does the first use of `enable`, `compressed` or
+`CompressedCache`; from then on `model.set_attn_implementation("karhunen")` finds it too. A model is loaded with it
+(`from_pretrained(..., attn_implementation="karhunen")`) after `register`.
 
 With an ordinary cache, in prefill and in layers that are not coded this is `sdpa`; `eager` where the layer has what
 sdpa cannot do (soft-capped scores, learned sinks). What bytes cannot serve is decoded, and the cache's report says why.

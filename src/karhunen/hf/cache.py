@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from karhunen.attention.reader import reader_of
 from karhunen.codec import Codec, LayerCodec
 from karhunen.device import HOST
-from karhunen.hf.attention import NAME
+from karhunen.hf.attention import NAME, register
 from karhunen.hf.describe import identity_of
 from karhunen.hf.history import History, HistoryTensor, Masks
 from karhunen.hf.probe import text_config, uncompiled, untraced
@@ -216,6 +216,7 @@ class CompressedCache(Cache):
     ) -> None:
         model = uncompiled(model)
         codec.check_model(identity_of(model))
+        register()  # whoever has such a cache may name the attention that reads it
         self.codec = codec
         self.offsets = RowOffsets()
         layers: list[Any] = list(dense_cache(model).layers)
@@ -261,6 +262,10 @@ class CompressedCache(Cache):
         """Bytes of codes, scales and gains that belong to the cache this branched from, and to its other branches."""
         held = (layer.store.tensors() for layer in self.coded_layers())
         return sum(x.nbytes for tensors in held for name, x in tensors.items() if name.endswith(".shared"))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Rows in the order of `beam_idx`, which is brought to the host once for all layers."""
+        super().reorder_cache(cast("Any", beam_idx.to(HOST)))
 
     @property
     def model(self) -> nn.Module:

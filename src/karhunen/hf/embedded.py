@@ -73,21 +73,36 @@ def is_cached(name: str, cache_dir: Path | str | None = None) -> bool:
 
 
 def load(
-    name_or_path: str | Path, dtype: torch.dtype = torch.float32, progress: Reporter | None = None
+    name_or_path: str | Path,
+    dtype: torch.dtype = torch.float32,
+    progress: Reporter | None = None,
+    device_map: str | dict[str, Any] | None = None,
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
-    """Model, in evaluation mode, and tokenizer: from an embedded name, a local folder, or a model hub's id."""
+    """Model, in evaluation mode, and tokenizer: from an embedded name, a local folder, or a model hub's id.
+
+    `device_map` places the weights, as transformers has it; without one they are in the host's memory.
+    """
+    path, local = resolved(name_or_path, progress)
+    return _load(path, dtype, local, device_map)
+
+
+def resolved(name_or_path: str | Path, progress: Reporter | None = None) -> tuple[str, bool]:
+    """What transformers is to load for a name, and whether it lies on this machine; embedded models are fetched.
+
+    ModelUnavailable for what is neither a folder, nor an embedded name, nor an id of a model hub.
+    """
     name = str(name_or_path)
     if name in MODELS:
-        return _load(str(fetch(name, progress=progress)), dtype, local_files_only=True)
+        return str(fetch(name, progress=progress)), True
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _load(str(folder), dtype, local_files_only=True)
+        return str(folder), True
     if folder.exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         raise ModelUnavailable(
             f"model {name!r} is not a folder; give a folder with config.json and safetensors, "
             f"a model hub's id such as 'owner/model', or one of {sorted(MODELS)}"
         )
-    return _load(name, dtype, local_files_only=False)
+    return name, False
 
 
 def _source(name: str) -> ModelSource:
@@ -179,18 +194,27 @@ def _write_manifest(source: ModelSource, folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
-def _load(path: str, dtype: torch.dtype, local_files_only: bool) -> tuple[Any, Any]:
+def _load(
+    path: str, dtype: torch.dtype, local_files_only: bool, device_map: str | dict[str, Any] | None
+) -> tuple[Any, Any]:
     import transformers
 
-    with silent_transformers():
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=local_files_only)
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                path, dtype=dtype, local_files_only=local_files_only
-            )
-        except (OSError, ValueError) as error:
-            first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise ModelUnavailable(
-                f"cannot load {path!r}: {first} (a folder, a model hub's id, or one of {sorted(MODELS)} would do)"
-            ) from error
+    placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
+    with silent_transformers(), explaining_load(path):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=local_files_only)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=local_files_only, **placed
+        )
     return model.eval(), tokenizer
+
+
+@contextmanager
+def explaining_load(path: str) -> Iterator[None]:
+    """Turn what transformers says of a model that cannot be loaded into one line that says what would do."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelUnavailable(
+            f"cannot load {path!r}: {first} (a folder, a model hub's id, or one of {sorted(MODELS)} would do)"
+        ) from error

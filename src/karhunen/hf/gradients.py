@@ -6,8 +6,9 @@ Only reads that will meet coded tokens count: not those within the recent window
 the model's own; the backward of attention is worked out here in rows, so that no t × t table outlives its layer.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 
 from karhunen.device import HOST
 from karhunen.hf.capture import Attention, routed_attention
-from karhunen.hf.probe import inference
+from karhunen.hf.checkpointing import checkpointed
+from karhunen.hf.probe import inference, input_device
 
 NEAR_TOKENS = 128
 SINK_TOKENS = 4
@@ -37,9 +39,13 @@ class ReadGradient:
 
 
 def read_gradients(
-    model: nn.Module, tokens: Int[Tensor, " t"], seed: int, near_tokens: int = NEAR_TOKENS
-) -> dict[int, ReadGradient]:
-    """Gradients by keys (after RoPE, as cached) and by values of each layer that attends, float32.
+    model: nn.Module,
+    tokens: Int[Tensor, " t"],
+    seed: int,
+    listener: Callable[[int, ReadGradient], None],
+    near_tokens: int = NEAR_TOKENS,
+) -> None:
+    """Show `listener` the gradients of each layer that attends, the last layer first; nothing of them is kept here.
 
     One outcome y is drawn per position from a generator with `seed`. The model's weights, modes and hooks are as they
     were afterwards. ValueError if the model has no output embedding to predict with.
@@ -47,58 +53,88 @@ def read_gradients(
     head = cast("Any", model).get_output_embeddings()
     if head is None:
         raise ValueError(f"{type(model).__name__} has no output embedding, so its predictions cannot be differentiated")
-    leaves: dict[int, tuple[Tensor, Tensor]] = {}
-    vectors: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def attend(attention: Attention, key: Tensor, value: Tensor, plain: Any) -> Any:
-        layer = int(getattr(attention.module, "layer_idx", -1))
-        if layer in leaves:  # a second reader of one cache adds to the same gradients
-            moved = leaves[layer]
-        else:
-            moved = leaves[layer] = (_leaf(key), _leaf(value))
-            vectors[layer] = (key.detach(), value.detach())
-        read = _Read(attention, near_tokens, plain)
-        return _FarReads.apply(attention.query, key, value, *moved, read), None
-
-    with inference(model), torch.enable_grad(), _frozen(model), routed_attention(model, attend):
+    reads = _Reads(listener, near_tokens)
+    with inference(model), torch.enable_grad(), _frozen(model), checkpointed(model), reads.routed(model):
         hidden = _hidden_states(model, head, tokens)
+        reads.counting = False
         _backward(model, head, hidden, seed)
-    return {
-        layer: ReadGradient(key.grad, cast("Tensor", value.grad), *vectors[layer])
-        for layer, (key, value) in sorted(leaves.items())
-        if key.grad is not None
-    }
+
+
+@final
+class _Reads:
+    """Attention calls on the way forward, and the gradients of each layer until its last call has had its turn."""
+
+    def __init__(self, listener: Callable[[int, ReadGradient], None], near_tokens: int) -> None:
+        self.listener = listener
+        self.near_tokens = near_tokens
+        self.counting = True  # a layer that runs once more in the backward pass reads nothing new
+        self.n_left: Counter[int] = Counter()
+        self.held: dict[int, ReadGradient] = {}
+
+    def routed(self, model: nn.Module) -> AbstractContextManager[None]:
+        """The model's attention goes past here."""
+        return routed_attention(model, self.attend)
+
+    def attend(self, attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
+        """One attention call."""
+        layer = int(getattr(attention.module, "layer_idx", -1))
+        self.n_left[layer] += self.counting
+        reach = _Reach(
+            layer, attention.scale, attention.mask, attention.window_tokens, attention.softcap, attention.sinks, self
+        )
+        # what depends on nothing that is differentiated would have no backward pass
+        anchor = torch.zeros((), device=key.device, requires_grad=True)
+        return _FarReads.apply(attention.query, key, value, anchor, reach, plain), None
+
+    def add(self, layer: int, new: ReadGradient) -> None:
+        """Gradients through one call; with the layer's last one they are whole."""
+        if (known := self.held.pop(layer, None)) is not None:  # a second reader of one cache adds to the same gradients
+            new = ReadGradient(known.by_key + new.by_key, known.by_value + new.by_value, new.key, new.value)
+        self.n_left[layer] -= 1
+        if self.n_left[layer]:
+            self.held[layer] = new
+        else:
+            self.listener(layer, new)
 
 
 @final
 @dataclass(frozen=True)
-class _Read:
-    """What the backward pass has to know of one attention call."""
+class _Reach:
+    """What the backward pass has to know of one attention call: which tokens it reached, and how strongly.
 
-    attention: Attention
-    near_tokens: int
-    plain: Any
+    The call's own vectors are not here: they would be kept for every layer.
+    """
+
+    layer: int
+    scale: float
+    mask: Tensor | None
+    window_tokens: int | None
+    softcap: float | None
+    sinks: Tensor | None
+    reads: _Reads
 
 
 class _FarReads(torch.autograd.Function):
-    """Attention as the model computes it; its backward also gives the gradients through far reads alone."""
+    """Attention as the model computes it; its backward also shows the gradients through far reads alone."""
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, far_k: Tensor, far_v: Tensor, read: _Read
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, anchor: Tensor, reach: _Reach, plain: Callable[[], Any]
     ) -> Tensor:
-        out = read.plain()[0]
+        out = plain()[0]
         ctx.save_for_backward(query, key, value, out)
-        ctx.read = read
+        ctx.reach = reach
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, out = ctx.saved_tensors
+        reach: _Reach = ctx.reach
+        near_tokens = reach.reads.near_tokens
         (b, n_q, t, _), h = query.shape, key.shape[1]
-        grads = [torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value, key, value)]
-        d_query, d_key, d_value, far_key, far_value = grads
-        near_key, near_value = torch.zeros_like(far_key), torch.zeros_like(far_value)
+        d_query, d_key, d_value, near_key, near_value = (
+            torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value, key, value)
+        )
         for row in range(b):
             for g in range(h):
                 heads = slice(g * n_q // h, (g + 1) * n_q // h)
@@ -108,22 +144,22 @@ class _FarReads(torch.autograd.Function):
                     q = query[row, heads, start:stop].float()  # [q r d]
                     d = d_out[row, start:stop, heads].transpose(0, 1).float()
                     o = out[row, start:stop, heads].transpose(0, 1).float()
-                    p, d_score = _softmax_rows(ctx.read.attention, q, k[:stop], v[:stop], d, o, row, heads, start)
+                    p, d_score = _softmax_rows(reach, q, k[:stop], v[:stop], d, o, row, heads, start)
                     d_query[row, heads, start:stop] = d_score @ k[:stop]
                     d_key[row, g, :stop] += _columns(d_score, q)
                     d_value[row, g, :stop] += _columns(p, d)
-                    band = slice(max(0, start - ctx.read.near_tokens + 1), stop)
-                    near = _near(start, stop, band.start, ctx.read.near_tokens, q.device)
+                    band = slice(max(0, start - near_tokens + 1), stop)
+                    near = _near(start, stop, band.start, near_tokens, q.device)
                     near_key[row, g, band] += _columns(d_score[..., band] * near, q)
                     near_value[row, g, band] += _columns(p[..., band] * near, d)
-        far_key.copy_(d_key - near_key)
-        far_value.copy_(d_value - near_value)
+        far_key, far_value = torch.sub(d_key, near_key, out=near_key), torch.sub(d_value, near_value, out=near_value)
         far_key[:, :, :SINK_TOKENS] = far_value[:, :, :SINK_TOKENS] = 0
-        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), far_key, far_value, None
+        reach.reads.add(reach.layer, ReadGradient(far_key, far_value, key.detach(), value.detach()))
+        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), None, None, None
 
 
 def _softmax_rows(
-    attention: Attention, q: Tensor, k: Tensor, v: Tensor, d: Tensor, o: Tensor, row: int, heads: slice, start: int
+    attention: _Reach, q: Tensor, k: Tensor, v: Tensor, d: Tensor, o: Tensor, row: int, heads: slice, start: int
 ) -> tuple[Float[Tensor, "q r n"], Float[Tensor, "q r n"]]:
     """Attention weights of some rows and the gradient of their scores before scaling, masks and caps undone."""
     stop = k.shape[0]
@@ -163,10 +199,6 @@ def _near(start: int, stop: int, first_key: int, near_tokens: int, device: torch
     return age < near_tokens
 
 
-def _leaf(x: Tensor) -> Tensor:
-    return torch.zeros(x.shape, dtype=torch.float32, device=x.device, requires_grad=True)
-
-
 def _hidden_states(model: nn.Module, head: nn.Module, tokens: Int[Tensor, " t"]) -> Float[Tensor, "1 t w"]:
     """What the output embedding is given, with its graph; the embedding itself sees one position only."""
     seen: list[Tensor] = []
@@ -177,7 +209,7 @@ def _hidden_states(model: nn.Module, head: nn.Module, tokens: Int[Tensor, " t"])
 
     handle = head.register_forward_pre_hook(keep)
     try:
-        cast("Any", model)(input_ids=tokens[None].to(next(model.parameters()).device), use_cache=False)
+        cast("Any", model)(input_ids=tokens[None].to(input_device(model)), use_cache=False)
     finally:
         handle.remove()
     return seen[0]

@@ -105,11 +105,26 @@ def forward(model: nn.Module, cache: Any, input_ids: Int[Tensor, "b t"], **argum
     names = parameters(model)
     if "logits_to_keep" in names:
         arguments["logits_to_keep"] = 1
-    device = next(model.parameters()).device
+    device = input_device(model)
     tensors = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
     return uncompiled(model)(
         input_ids=input_ids.to(device), use_cache=True, **{cache_argument(model): cache}, **tensors
     )
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Where token ids go: the first weights' device, or where accelerate's hooks bring weights that are kept elsewhere.
+
+    ValueError for a model without weights.
+    """
+    first = next(model.parameters())
+    if not first.is_meta:
+        return first.device
+    hooks: list[Any] = [getattr(module, "_hf_hook", None) for module in model.modules()]
+    found = next((h.execution_device for h in hooks if getattr(h, "execution_device", None) is not None), None)
+    if found is None:
+        raise ValueError(f"the weights of {type(model).__name__} are not loaded")
+    return torch.device(found)
 
 
 def updates(model: nn.Module, input_ids: Int[Tensor, "b t"], **arguments: Any) -> dict[int, Update]:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed
-from karhunen.device import HOST
+from karhunen.device import HOST, uploaded
 from karhunen.pages.exact import most_exact, shortest
 from karhunen.pages.frame import LENGTH, SHRUNK, Entry, Frame, Section
 from karhunen.pages.plan import KeysValues, PagePlan
@@ -50,7 +50,7 @@ def encode_layer(
         sides = [coded[i][page] for i in range(2)]
         for slot, x, side in zip(SLOTS, given, sides, strict=True):
             layout = plan.layouts[layer, slot]
-            vectors = x[:, start + where]
+            vectors = x[:, uploaded(start + where, x.device)]
             for i, pieces in enumerate(side):
                 pieces.append(raw_bytes(vectors[i : i + 1] if len(layout.parts) > 1 else vectors))
         entry, index = plan.entry(layer, len(where)), b"".join(LENGTH.pack(i) for i in where.tolist())
@@ -141,7 +141,7 @@ def _kept(
     exact: Bool[Tensor, " t"] | None,
 ) -> Bool[Tensor, " t"]:
     """Tokens that stay exact: sinks, and by the rule the shortest of each page, at most its share."""
-    sinks = positions < plan.codec.window.sink_tokens
+    sinks = positions.to(HOST) < plan.codec.window.sink_tokens
     if exact is not None:
         named, room = int(exact.unflatten(0, (-1, page_tokens)).sum(1).max()), 0
         if codec.exceptions is not None:

@@ -2,6 +2,7 @@
 no list is edited."""
 
 import ast
+import difflib
 import importlib
 import inspect
 import pkgutil
@@ -18,16 +19,18 @@ def names() -> list[str]:
 
 
 def maker(name: str) -> Callable[..., Recipe]:
-    """The function that makes the recipe; ValueError on an unknown name."""
+    """The function that makes the recipe; ValueError on an unknown name, with those nearest to it."""
     if name not in names():
-        raise ValueError(f"unknown recipe {name!r}; known: {', '.join(names())}")
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), names())
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(f"unknown recipe {name!r}; {meant}`karhunen recipes` lists the {len(names())} there are")
     return getattr(importlib.import_module(f"{__name__}.{name}"), name)
 
 
 def make(text: str, **options: Any) -> Recipe:
     """A recipe by name, with options in Python or in the text: `kivi:bits=4,group=64`.
 
-    ValueError on an unknown recipe or option, with the known ones listed, and on a value that does not fit.
+    ValueError on an unknown recipe or option, with what there is, and on a value that does not fit.
     """
     name, _, given = text.partition(":")
     function = maker(name.strip())

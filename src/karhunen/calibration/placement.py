@@ -1,0 +1,72 @@
+"""Where a model that is not loaded yet goes, so that calibration fits beside its weights."""
+
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from karhunen.calibration.memory import HOST, Work, memory_of
+from karhunen.calibration.memory_plan import Free, MemoryPlan, plan_memory
+from karhunen.hf.sizes import sizes_of
+from karhunen.hf.skeleton import spread
+
+
+@final
+@dataclass(frozen=True)
+class Placement:
+    """A device map as transformers takes it (None: the host's memory), and the memory that calibration takes there."""
+
+    device_map: dict[str, Any] | None
+    plan: MemoryPlan
+
+
+def devices_of(text: str, local_rank: int = 0) -> tuple[str, ...]:
+    """Devices by name: one, several with commas, `auto` for all accelerators here. `cuda` is the process's own.
+
+    ValueError for a name that PyTorch does not know, and for `auto` where there is no accelerator.
+    """
+    if text == "auto":
+        found = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+        if not found:
+            raise ValueError("there is no CUDA device here to spread the model over; use --device cpu, or name devices")
+        return found
+    try:
+        named: list[Any] = [torch.device(name.strip()) for name in text.split(",")]
+    except RuntimeError as error:
+        raise ValueError(f"{text!r} names no device; use cpu, cuda, cuda:1, cuda:0,cuda:1 or auto") from error
+    return tuple(f"cuda:{local_rank}" if d.type == "cuda" and d.index is None else str(d) for d in named)
+
+
+def check_present(devices: tuple[str, ...]) -> None:
+    """ValueError for devices that this machine does not have."""
+    for name in devices:
+        device = torch.device(name)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"there is no {name} here: PyTorch sees {torch.cuda.device_count()} CUDA devices")
+        if device.type == "mps" and not torch.backends.mps.is_available():
+            raise ValueError("there is no mps device here")
+
+
+def place(model: nn.Module, devices: tuple[str, ...], work: Work, free: Free, batch: int | None) -> Placement:
+    """The model's weights on `devices`, whole layers each, with room left on each to work in.
+
+    `model` may be a skeleton; `free` is for weights and calibration. An empty `work.layers` means those whose cache
+    grows. ValueError where it does not fit, saying what would.
+    """
+    whole = {"": devices[0]}
+    sizes = sizes_of(model, whole)
+    length = min(work.sequence_tokens, sizes.positions)
+    work = replace(work, layers=work.layers or sizes.full_layers, sequence_tokens=length)
+    if len(devices) > 1:
+        to_work_in = max(d.working - d.statistics for d in memory_of(sizes, work))
+        room = {_accelerates(d): max(0, (free.get(d) or 0) - to_work_in) for d in devices}
+        whole = spread(model, room)
+        sizes = sizes_of(model, whole)
+    return Placement(None if devices == (HOST,) else whole, plan_memory(sizes, work, free, batch, loaded=False))
+
+
+def _accelerates(device: str) -> int | str:
+    """A device as accelerate names it."""
+    found: Any = torch.device(device)
+    return found.type if found.index is None else found.index if found.type == "cuda" else device

@@ -1,0 +1,69 @@
+"""The text as steps: so many sequences through the model forward, then some of them one by one backward."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from karhunen.calibration.gathering import Gathering
+from karhunen.calibration.gradients import measure_gradients
+from karhunen.hf.capture import capturing
+from karhunen.hf.gradients import NEAR_TOKENS, SINK_TOKENS
+
+GRADIENT_TOKENS = 6144  # gradients are measured on the first this many tokens: a backward pass costs several forwards
+BACKWARD_FORWARDS = 4  # what the gradients of a sequence cost, in forwards: for the progress told, nothing else
+MIN_GRADIENT_TOKENS = 2 * (NEAR_TOKENS + SINK_TOKENS)  # of a sequence: in shorter ones few tokens are read from afar
+
+
+@final
+@dataclass(frozen=True)
+class Step:
+    """Sequences of one length that run together. `seed` of a backward pass draws its outcomes; None is a forward."""
+
+    tokens: Int[Tensor, "b t"]
+    seed: int | None = None
+
+    @property
+    def cost(self) -> int:
+        """In tokens of a forward."""
+        return self.tokens.numel() * (1 if self.seed is None else BACKWARD_FORWARDS)
+
+    def run(self, model: nn.Module, gathering: Gathering) -> None:
+        """Run the model and add what it shows."""
+        plan = gathering.plan
+        if self.seed is None:
+            with capturing(model, gathering) as forward:
+                forward(self.tokens, None)
+        else:
+            gathering.add_gradients(
+                measure_gradients(model, self.tokens[0], plan.gradient_needs, plan.layers, plan.rotaries, self.seed)
+            )
+
+
+def steps_of(pieces: list[Int[Tensor, " _"]], batch: int, backward: bool) -> list[Step]:
+    """Neighbouring sequences of one length, at most `batch` together; then those of the backward pass, if any."""
+    runs: list[list[Tensor]] = []
+    for piece in pieces:
+        if runs and len(runs[-1]) < batch and len(runs[-1][0]) == len(piece):
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    chosen = gradient_pieces(pieces) if backward else []
+    return [
+        *(Step(torch.stack(run)) for run in runs),
+        *(Step(piece[None], seed=len(pieces) + i) for i, piece in enumerate(chosen)),
+    ]
+
+
+def gradient_pieces(pieces: list[Int[Tensor, " _"]]) -> list[Int[Tensor, " _"]]:
+    """Whole sequences of MIN_GRADIENT_TOKENS or more, spread evenly: GRADIENT_TOKENS together, or half of the text if
+    it is short; at least one, and none only if there is none of that length."""
+    pieces = [piece for piece in pieces if len(piece) >= MIN_GRADIENT_TOKENS]
+    if not pieces:
+        return []
+    n_tokens = min(GRADIENT_TOKENS, sum(len(piece) for piece in pieces) / 2)
+    n_wanted = max(1, round(n_tokens / max(len(piece) for piece in pieces)))
+    stride = max(1, len(pieces) // n_wanted)
+    return pieces[::stride][:n_wanted]

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "src")]
 
 import torch  # noqa: E402
 import triton  # noqa: E402
-from gpu_shapes import KINDS, D, H, Q, frames_of, side_of, tables_of  # noqa: E402
+from gpu_shapes import KINDS, SIZES, D, H, Q, frames_of, side_of, tables_of  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
@@ -63,9 +63,27 @@ def calls() -> Iterator[tuple[str, Call]]:
                 yield "frames of a query", frames
                 yield "merge", merge
             yield f"attention, {kind}, tile {tile}, {warps} warps", attend
+    yield from _other_calls(host)
     tables = tables_of("free")
     yield "encode", byte_encode.planned(torch.randn(1, H, t, D), tables, tile=32)[1]
     yield "decode", byte_decode.planned(side_of(tables, t, 1, host).codes, tables, tile=32)[1]
+
+
+def _other_calls(host: torch.device) -> Iterator[tuple[str, Call]]:
+    """What the layer above does not ask for: one piece of quads, joined heads, words at any address, masks, caps."""
+    launch, d, sizes = Launch(64, 4), 64, SIZES[: len(SIZES) // 2]
+    for kind, h, block, settings in (
+        ("additive", 2, None, {"softcap": 30.0, "mask": torch.ones(1, 256, dtype=torch.bool)}),
+        ("free", 1, 64, {"mask": torch.zeros(1, 256)}),
+    ):
+        keys, values = (side_of(tables_of(kind, h, d, sizes), 256, 1, host, gain=False) for _ in range(2))
+        query, made = torch.randn(1, 2, Q, d), frames_of(2, d, block, mean=block is not None)
+        _, (frames, attend, _) = scan_attention.planned(
+            query, keys, values, made, first_position=3, scale=1.0, n_splits=2, launch=launch, **settings
+        )
+        words = ", joined heads, mask of terms" if h == 1 else ", one frame, mask of bytes, cap"
+        yield f"frames of a query of {d}{words[: words.rindex(', m')]}", frames
+        yield f"attention, {kind}{words}", attend
 
 
 def compiled(call: Call, arch: int) -> Any:

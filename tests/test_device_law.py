@@ -27,6 +27,7 @@ EXCEPTIONS = {
     "kernels/paths.py": "names the compiled paths, and which device type each is for",
     "kernels/triton_launch.py": "says which tensors the GPU kernels read",
     "kernels/entry_quads.py": "cuts tables on the host, once, and moves them as a whole",
+    "kernels/scan_attention/gpu_frames.py": "lays maps out on the host, once, and moves them as a whole",
     "kernels/byte_encode/gpu.py": "lays lists out on the host, once, and moves them as a whole",
     "kernels/quads.py": "arrays of the CPU kernels",
     "kernels/scan_attention/__init__.py": "`cpu` is the name of a path",

@@ -15,7 +15,7 @@ STATUSES = ("passed", "failed", "inconclusive")
 @dataclass(frozen=True)
 class Gate:
     """One number against its limit; `at_least` says on which side of it is good. `dense` is the uncompressed model's,
-    where it has one; `reason` says why a gate is inconclusive."""
+    where it has one; `reason` says why a gate is inconclusive, `note` what stands behind the number."""
 
     name: str
     value: float
@@ -24,6 +24,12 @@ class Gate:
     unit: str = ""
     dense: float | None = None
     reason: str = ""
+    note: str = ""
+
+    @property
+    def said(self) -> str:
+        """Verdict, and what is to be said of it."""
+        return ": ".join(filter(None, (self.status, self.reason or self.note)))
 
     @property
     def status(self) -> str:
@@ -47,7 +53,7 @@ class Gate:
 @dataclass(frozen=True)
 class ReportCard:
     """Of the codec with this fingerprint. `texts` are hashes of what was read, `ratio` is 16 bits over those of a coded
-    scalar, `made` says with which versions, when and where."""
+    scalar, `made` says with which versions, when and where; `quick`: by fewer texts and requests than a full run."""
 
     codec: str
     model: str
@@ -58,6 +64,7 @@ class ReportCard:
     ratio: float
     gates: tuple[Gate, ...]
     made: Mapping[str, str]
+    quick: bool = False
 
     @property
     def passed(self) -> bool:
@@ -67,7 +74,10 @@ class ReportCard:
 
     @property
     def line(self) -> str:
-        """In one line."""
-        gates = "; ".join(gate.line for gate in self.gates)
-        verdict = "verified" if self.passed else "NOT good enough"
-        return f"{verdict} on {self.model} ({self.dtype}), {self.ratio:.1f} times smaller: {gates}"
+        """In one line: what failed, or how much passed."""
+        failed = [f"failed {gate.line.removesuffix(' failed')}" for gate in self.gates if gate.status == "failed"]
+        n_passed, n_open = (sum(g.status == status for g in self.gates) for status in ("passed", "inconclusive"))
+        rest = f", {n_open} inconclusive" if n_open else ""
+        said = "; ".join(failed) or f"{n_passed} of {len(self.gates)} gates passed{rest}"
+        verdict = "NOT good enough" if not self.passed else "quickly verified" if self.quick else "verified"
+        return f"{verdict} on {self.model} ({self.dtype}), {self.ratio:.1f} times smaller: {said}"

@@ -252,6 +252,20 @@ class Codec:
         """Sixteen hex digits over everything that decides the bytes: tables, layouts, window."""
         return fingerprint((self.layers, self.window))
 
+    @property
+    def description(self) -> str:
+        """For people: recipe, bits of the codes, what it was calibrated on, when it was verified, fingerprint."""
+        said = [self.origin.recipe or "an unnamed recipe"]
+        n = sum(self.model.layers[index].elements_per_token for index in self.layers)
+        if n:
+            sides = [layer.side(slot) for layer in self.layers.values() for slot in SLOTS]
+            said.append(f"codes of {8 * sum(side.layout.bytes_per_token for side in sides) / n:.2f} bits")
+        if self.origin.n_tokens:
+            said.append(f"{self.origin.n_tokens:,} calibration tokens")
+        if self.card is not None and self.card.made.get("date"):
+            said.append(f"verified {self.card.made['date']}")
+        return ", ".join((*said, self.fingerprint()))
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the artifact: `config.json` and `tensors.safetensors`, whole or not at all. ValueError if its report
         card is another codec's."""
@@ -268,7 +282,8 @@ class Codec:
         if not isinstance(made, cls):
             raise ValueError(f"{folder} holds a {type(made).__name__}, not a codec")
         if made.card is not None:
-            _LOG.log(logging.INFO if made.card.passed else logging.WARNING, "%s: %s", folder, made.card.line)
+            level = logging.INFO if made.card.passed else logging.WARNING
+            _LOG.log(level, "%s: %s; all: `karhunen inspect %s`", folder, made.card.line, folder)
         return made
 
 

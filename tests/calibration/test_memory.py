@@ -101,8 +101,9 @@ def test_a_model_of_70_billion_weights_fits_on_eight_cards_of_24_gb_and_not_on_s
     assert max(card.peak for card in cards) < 24e9
     assert host.device == "cpu"
     assert sum(card.gradients["inputs of layers"] for card in cards) == 80 * 2048 * 8192 * 2
-    assert [card.device for card in cards if card.gradients["logits"]] in ([], ["cuda:7"]), "only where the head is"
-    assert found.plan.line().startswith("memory: 8 devices, the fullest cuda:")
+    at_heads = [card.device for card in cards if card.gradients["logits"]]
+    assert at_heads in ([], [cards[-1].device]), "only where the head is"
+    assert found.plan.line().startswith(f"memory: {len(cards)} devices, the fullest cuda:")
     with pytest.raises(ValueError, match=r"the weights do not fit into the .* GB that are left for them on 6 dev"):
         placed(llama("70B"), 6, "24GB")
 
@@ -112,7 +113,7 @@ def test_a_model_of_70_billion_weights_fits_on_eight_cards_of_24_gb_and_not_on_s
     [
         ({"n_devices": 1, "memory": "12GB"}, "spread the weights over devices .*or use --dtype bfloat16"),
         ({"n_devices": 1, "memory": "18GB", "batch": 4}, r"4 sequences at a time of 2,048 tokens.*\(--batch 1\)"),
-        ({"n_devices": 1, "memory": "17.2GB"}, r"sequences of 1,024 tokens would \(--sequence-tokens 1024\)"),
+        ({"n_devices": 1, "memory": "18GB"}, r"sequences of 1,024 tokens would \(--sequence-tokens 1024\)"),
         ({"n_devices": 1, "memory": "16.1GB"}, "spread the model over devices .*or shorter sequences"),
     ],
 )
@@ -131,7 +132,7 @@ def test_statistics_that_the_host_cannot_hold_are_refused() -> None:
 
 def test_a_batch_shrinks_until_it_fits() -> None:
     needs = tuple(recipes.make("nova_kv").needs())
-    sizes = ("80GB", "17.5GB", "16.8GB")
+    sizes = ("80GB", "18.2GB", "17.8GB")
     assert [placed(llama("8B"), 1, memory, needs=needs).plan.work.batch for memory in sizes] == [4, 2, 1]
 
 

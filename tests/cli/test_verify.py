@@ -2,11 +2,13 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Command
+from tests.cli.terminal import run_in_terminal
 from tests.cli.test_usage import assert_refused
 
 from karhunen.card import Gate, ReportCard
@@ -78,7 +80,61 @@ def test_a_codec_that_ruins_answers_fails_with_exit_code_3(
     assert "failed" in karhunen("inspect", codecs["coarse"]).out
     caplog.clear()
     shown = karhunen("generate", "--codec", codecs["coarse"], "--model", model_folder, "-p", "x", "--max-new-tokens", 1)
-    assert f"{shown.err}{caplog.text}".count("NOT good enough") == 1, "a warning is given once"
+    logged = f"{shown.err}{caplog.text}"
+    assert logged.count("NOT good enough") == 1, "a warning is given once"
+    (line,) = (line for line in logged.splitlines() if "NOT good enough" in line)
+    assert "failed KL, mean: " in line
+    assert f"all: `karhunen inspect {codecs['coarse']}`" in line
+    assert "inconclusive" not in line
+    assert "passed" not in line
+
+
+def test_every_part_tells_how_far_it_is_in_a_pipe_and_in_a_terminal(
+    karhunen: Command, codecs: dict[str, Path], model_folder: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from karhunen.cli import screen
+
+    monkeypatch.setattr(screen, "PLAIN_INTERVAL_SECONDS", 0.0)
+    words = ["verify", codecs["fine"], "--model", model_folder, "--text", text_file, *SMALL, "--dry-run"]
+    lines = karhunen(*words).err.splitlines()
+    n_tokens = 2 * (120 + 3 * 40)
+    assert f"texts: {n_tokens} tokens" in lines
+    told = [line for line in lines if line.startswith("texts: ") and " of " in line]
+    assert len(told) > 10
+    assert f"{n_tokens} of {n_tokens} tokens" in told[-1]
+    shown = run_in_terminal([str(word) for word in words], columns=100)
+    assert shown.code == 0
+    assert "of 480 tokens" in shown.text
+    assert "s left" in shown.text
+
+
+def test_a_quick_run_is_small_marked_and_never_takes_a_full_ones_place(
+    karhunen: Command, codecs: dict[str, Path], model_folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    from karhunen.codec import Codec
+    from karhunen.hf.hub import card_text
+
+    shutil.copytree(codecs["fine"], tmp_path / "codec")
+    codec = Codec.from_pretrained(tmp_path / "codec")
+    replace(codec, card=None).save_pretrained(tmp_path / "codec")
+    words = ["verify", tmp_path / "codec", "--model", model_folder, "--text", text_file, *SMALL]
+    quick = karhunen(*words, "--quick")
+    assert quick.code == 0, quick.err
+    assert "quick report card: llama" in quick.out
+    assert "good enough by a quick run; one without --quick says more" in quick.out
+    card = Codec.from_pretrained(tmp_path / "codec").card
+    assert card is not None
+    assert (card.quick, card.n_scored) == (True, 40)
+    assert card.line.startswith("quickly verified on llama (float32)")
+    assert "quick report card" in karhunen("inspect", tmp_path / "codec").out
+    assert json.loads(karhunen("inspect", tmp_path / "codec", "--json").out)["report_card"]["quick"] is True
+    assert "`karhunen verify --quick` on llama" in card_text(replace(codec, card=card))
+    assert karhunen(*words).code == 0
+    again = karhunen(*words, "--quick")
+    assert "keeps the report card of its full run" in again.out
+    kept = Codec.from_pretrained(tmp_path / "codec").card
+    assert kept is not None
+    assert (kept.quick, kept.n_scored) == (False, 80)
 
 
 def test_a_card_is_not_kept_by_another_codec(codecs: dict[str, Path], tmp_path: Path) -> None:
@@ -107,3 +163,17 @@ def test_a_gate_is_passed_failed_or_says_why_it_says_nothing() -> None:
     assert Gate("KL", 0.03, 0.02, at_least=False).status == "failed"
     assert Gate("top-1", 0.94, 0.95, at_least=True).line == "top-1: 0.94 (≥ 0.95) failed"
     assert Gate("needles", 0.5, 0.9, at_least=True, reason="too hard").status == "inconclusive"
+    assert Gate("calls", 0.9, 0.9, at_least=True, note="9 of 10").said == "passed: 9 of 10"
+
+
+def test_a_card_in_one_line_names_what_failed_and_no_more() -> None:
+    gates = (
+        Gate("KL, mean", 0.003, 0.02, at_least=False, unit="nats"),
+        Gate("top-1 agreement", 0.93, 0.95, at_least=True),
+        Gate("needles found", 0.0, 0.9, at_least=True, reason="the uncompressed model itself finds none of them"),
+    )
+    card = ReportCard("c", "SmolLM2", "float32", (), 1152, 2.0, 8.0, gates, {})
+    failed = "NOT good enough on SmolLM2 (float32), 8.0 times smaller: failed top-1 agreement: 0.93 (≥ 0.95)"
+    assert card.line == failed
+    good = replace(card, gates=gates[::2])
+    assert good.line == "verified on SmolLM2 (float32), 8.0 times smaller: 1 of 2 gates passed, 1 inconclusive"

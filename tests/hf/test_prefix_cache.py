@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.hf.test_cache import codec_of, fitted, generate, model_of, tokens
+from tests.hf.test_cache import codec_of, fitted, generate, model_of, run, tokens
 from tests.hf.tiny import build
 
+from karhunen.hf.cache import dense_cache
 from karhunen.hf.describe import identity_of
 from karhunen.hf.prefix_cache import PrefixCache
 from karhunen.stores import DirectoryStore, MemoryStore, RedisStore
@@ -162,6 +163,51 @@ def test_another_model_or_codec_finds_nothing_in_the_same_store() -> None:
         said(prefix, ids)
         assert prefix.last is not None
         assert prefix.last.n_restored == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_another_dtype_of_the_same_weights_finds_nothing_and_is_refused(family: str) -> None:
+    """The fingerprint of the weights is the same, so the dtype has to tell; with states too."""
+    from karhunen.hf.fingerprint import weights_fingerprint
+    from karhunen.hf.states import restore_state
+
+    store, ids, model = MemoryStore(), tokens(1, 60), build(family).bfloat16()
+    codec = codec_of(model.float(), "int4")
+    half = PrefixCache(model.bfloat16(), codec, store, page_tokens=PAGE)
+    half.generate(ids, **SETTINGS)
+    theirs, weights = half.keys(ids[0].tolist()), weights_fingerprint(model)
+    whole = PrefixCache(model.float(), codec, store, page_tokens=PAGE)
+    assert weights_fingerprint(model) == weights
+    assert set(whole.keys(ids[0].tolist())).isdisjoint(theirs)
+    whole.generate(ids, **SETTINGS)
+    assert whole.last is not None
+    assert whole.last.n_restored == 0
+    with pytest.raises(ValueError, match="a page of bfloat16, not of float32"):
+        whole.pages.open(store.get(theirs[0]) or b"")
+    if family == "gemma3":
+        with pytest.raises(ValueError, match="a state of bfloat16, not of float32"):
+            restore_state(whole.pages, store.get(f"{theirs[2]}-state") or b"", {}, 48, torch.device("cpu"))
+
+
+def test_what_is_to_be_kept_is_asked_for_in_one_question() -> None:
+    """A question for each page of a long prompt is as many round trips to a server."""
+    store, asked = MemoryStore(), list[int]()
+    has_many = store.has_many
+
+    def counted(keys: Any) -> list[bool]:
+        asked.append(len(keys))
+        return has_many(keys)
+
+    store.has = store.get = lambda key: pytest.fail(f"{key} is asked for alone")  # type: ignore[method-assign]
+    store.has_many = counted  # type: ignore[method-assign]
+    prefix = over(store)
+    cache = dense_cache(prefix.model)
+    ids = tokens(1, 5 * PAGE)
+    with torch.no_grad():
+        run(prefix.model, ids, cache)
+    assert prefix.keep(ids[0].tolist(), cache) == 5
+    assert prefix.keep(ids[0].tolist(), cache) == 0
+    assert asked == [5, 5]
 
 
 def test_vectors_that_cannot_be_coded_cost_nothing_but_the_hit() -> None:

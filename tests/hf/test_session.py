@@ -91,11 +91,11 @@ def test_settings_of_the_cache_are_resumed(settings: dict[str, Any], tmp_path: P
 def test_what_is_said_of_a_session_is_kept(tmp_path: Path) -> None:
     model, held, ids = model_of("llama"), cache_of("llama", "int4"), tokens(1, 20)
     run(model, ids, held)
-    held.save(tmp_path / "session", ids, read_seconds=1.5)
+    held.save(tmp_path / "session", ids)
     _, state = load_session(model, tmp_path / "session")
     assert state.tokens is not None
     assert torch.equal(state.tokens, ids)
-    assert state.read_seconds == 1.5
+    assert (state.dtype, state.made_by) == ("float32", held.codec.description)
     held.save(tmp_path / "session", torch.cat([ids, ids[:, :1]], dim=1))  # the last was chosen and not read yet
     with pytest.raises(ValueError, match="19 tokens were given for a cache that has read 20"):
         held.save(tmp_path / "session", ids[:, :19])
@@ -110,8 +110,11 @@ def test_a_session_without_its_codec_asks_for_it(tmp_path: Path) -> None:
     assert sizes[0] < sizes[1] / 2
     with pytest.raises(ValueError, match="without its codec; give the codec"):
         CompressedCache.load(model, tmp_path / "small")
-    with pytest.raises(ValueError, match="was made with codec"):
-        CompressedCache.load(model, tmp_path / "small", fitted("llama", "int4"))
+    spectra, int4 = fitted("llama", "spectra"), fitted("llama", "int4")
+    for name in ("small", "whole"):
+        with pytest.raises(ValueError, match="was made with the codec") as refused:
+            CompressedCache.load(model, tmp_path / name, int4)
+        assert f"{spectra.description}; this one is {int4.description}" in str(refused.value)
     assert bits(CompressedCache.load(model, tmp_path / "small", fitted("llama", "spectra"))) == bits(held)
 
 
@@ -131,6 +134,21 @@ def test_other_weights_are_refused_even_where_one_number_differs(tmp_path: Path)
         CompressedCache.load(other, tmp_path / "session")
     with pytest.raises(ValueError, match="does not fit the model"):
         CompressedCache.load(model_of("qwen2"), tmp_path / "session")
+
+
+@pytest.mark.parametrize("name", ["int4", "full"])
+def test_a_session_of_another_dtype_is_refused_with_both_named(name: str, tmp_path: Path) -> None:
+    """The same values in another dtype have the same fingerprint, and make other logits."""
+    model = build("llama").bfloat16()
+    held = CompressedCache(model, fitted("llama", name))
+    run(model, tokens(1, 30), held)
+    held.save(tmp_path / "session", tokens(1, 30))
+    bfloat16 = weights_fingerprint(model)
+    model.float()
+    assert weights_fingerprint(model) == bfloat16
+    with pytest.raises(ValueError, match="made by a model in bfloat16, this one is in float32; load the model in bfl"):
+        CompressedCache.load(model, tmp_path / "session")
+    CompressedCache.load(model.bfloat16(), tmp_path / "session")
 
 
 def test_the_fingerprint_is_of_values_not_of_dtypes() -> None:

@@ -13,11 +13,11 @@ from triton.runtime.errors import InterpreterError
 
 from karhunen.kernels import paths, triton_launch
 from karhunen.kernels.byte_attention import CodedTokens, Partial, byte_attention, choose_path, gpu, naive
-from karhunen.kernels.byte_attention.gpu import Launch
 from karhunen.kernels.byte_decode import byte_decode
 from karhunen.kernels.byte_encode import byte_encode
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.entry_quads import entry_quads, pieces, refines
+from karhunen.kernels.split_attention.launch import Launch
 
 DEVICE = torch.device("cpu" if triton_launch.INTERPRETED else "cuda")
 LENGTHS = (1, 63, 64, 1000)  # below, around and past one block of tokens
@@ -183,11 +183,11 @@ def test_no_tokens_is_a_partial_without_weight() -> None:
 def test_quads_hold_every_entry_and_fit_pieces() -> None:
     given = tables(2, 64, RAGGED)
     quads = entry_quads(given, torch.device("cpu"))
-    entries = quads.bits[..., None].view(torch.float16).float() * quads.scale[:, None, None, None]
+    entries = quads.low[..., None].view(torch.float16).float() * quads.scale.view(2, -1, 1, 4)
     for head in range(2):
         rebuilt, wanted = torch.zeros(256, 64), torch.zeros(256, 64)
         for quad in range(quads.plane.shape[1]):
-            rebuilt.index_add_(1, quads.coefficient[head, quad], entries[head, quad])
+            rebuilt.index_add_(1, quads.coefficient.view(2, -1, 4)[head, quad], entries[head, quad])
         for j in range(given.plane_start[head], given.plane_start[head + 1]):
             table, index = given.plane(j)
             wanted[:, index] = table.float()

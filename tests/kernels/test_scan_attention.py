@@ -1,6 +1,7 @@
 """The scan of bytes against its definition, in every width of vector that runs here."""
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch

@@ -79,6 +79,32 @@ def test_every_store_gives_back_what_was_put(store: Store) -> None:
     assert store.get("ab13") == b""
 
 
+def test_many_keys_are_asked_for_in_their_order(store: Store) -> None:
+    keys = [f"key{i}" for i in range(40)]
+    for key in keys[::3]:
+        store.put(key, b"x")
+    assert store.has_many(keys) == [i % 3 == 0 for i in range(40)]
+    assert store.has_many(keys[::-1]) == [i % 3 == 0 for i in range(40)][::-1]
+    assert store.has_many([]) == []
+
+
+def test_redis_is_asked_for_many_keys_in_one_round_trip(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import redis
+
+    store = RedisStore(redis_url, "trips:")
+    store.put("key1", b"x")
+    sent: list[int] = []
+    send = redis.connection.Connection.send_packed_command
+
+    def counted(self: redis.connection.Connection, command: list[bytes], check_health: bool = True) -> None:
+        sent.append(len(command))
+        send(self, command, check_health)
+
+    monkeypatch.setattr(redis.connection.Connection, "send_packed_command", counted)
+    assert store.has_many([f"key{i}" for i in range(50)]) == [i == 1 for i in range(50)]
+    assert len(sent) == 1
+
+
 @pytest.mark.parametrize("key", ["", "../x", "a/b", ".lock", "a b", "x" * 129])
 def test_no_key_names_a_place_outside(store: Store, key: str) -> None:
     if isinstance(store, Counted):

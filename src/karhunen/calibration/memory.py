@@ -22,6 +22,8 @@ from karhunen.statistics.need import Need
 F32, F64 = 4, 8
 MAX_SAMPLES = 16384  # vectors kept of a layer's head, over the whole text
 HOST = str(device.HOST)
+CACHE, INPUTS = "cache", "inputs of layers"
+PER_LAYER = (CACHE, INPUTS)  # what every layer on a device adds to; all else is of one layer at a time
 
 
 @final
@@ -101,7 +103,7 @@ def _forward(sizes: ModelSizes, work: Work, device: str) -> dict[str, int]:
     measured = [layer for i, layer in layers if i in work.layers]
     measuring = max((_measuring(sizes, work, layer) for layer in measured), default=0)
     return {
-        "cache": cache,
+        CACHE: cache,
         "activations of a layer": max(attention, mlp),
         "measuring": max(0, measuring - max(attention, mlp)),
     }
@@ -152,7 +154,7 @@ def _gradients(sizes: ModelSizes, work: Work, device: str) -> dict[str, int]:
     if device == sizes.head_device:
         logits = 4 * HEAD_TOKENS * sizes.vocabulary * F32 + 3 * tokens * sizes.hidden * s
         logits += HEAD_TOKENS * sizes.vocabulary * s if s < F32 else 0
-    return {"inputs of layers": kept, "backward of a layer": layer, "logits": max(0, logits - layer)}
+    return {INPUTS: kept, "backward of a layer": layer, "logits": max(0, logits - layer)}
 
 
 def _layer_backward(sizes: ModelSizes, work: Work, layer: LayerSizes) -> int:

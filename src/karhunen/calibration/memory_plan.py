@@ -9,6 +9,7 @@ from karhunen.hf.sizes import ModelSizes
 
 TOKENS_AT_A_TIME = 8192  # of an accelerator: it is busy with these; a processor is with any one sequence
 LEAST_SEQUENCE = 256
+USABLE = 0.95  # of an accelerator's free memory: blocks of many sizes leave gaps between them
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 Free = Mapping[str, int | None]
@@ -89,9 +90,15 @@ def _most(sizes: ModelSizes, work: Work) -> int:
     return 1 << (most.bit_length() - 1)
 
 
+def usable_bytes(device: str, free: int) -> int:
+    """What of the free bytes can be relied on."""
+    return free if device == HOST else int(USABLE * free)
+
+
 def _fits(device: DeviceMemory, free: Free, loaded: bool) -> bool:
     room = free.get(device.device)
-    return room is None or (device.working if loaded else device.peak) <= room
+    needed = device.working if loaded else device.peak
+    return room is None or needed <= usable_bytes(device.device, room)
 
 
 def _said(device: DeviceMemory, free: int | None, loaded: bool) -> str:

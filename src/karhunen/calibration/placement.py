@@ -6,8 +6,8 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from karhunen.calibration.memory import HOST, Work, memory_of
-from karhunen.calibration.memory_plan import Free, MemoryPlan, plan_memory
+from karhunen.calibration.memory import HOST, PER_LAYER, DeviceMemory, Work, memory_of
+from karhunen.calibration.memory_plan import Free, MemoryPlan, plan_memory, usable_bytes
 from karhunen.hf.sizes import sizes_of
 from karhunen.hf.skeleton import spread
 
@@ -59,11 +59,18 @@ def place(model: nn.Module, devices: tuple[str, ...], work: Work, free: Free, ba
     length = min(work.sequence_tokens, sizes.positions)
     work = replace(work, layers=work.layers or sizes.full_layers, sequence_tokens=length)
     if len(devices) > 1:
-        to_work_in = max(d.working - d.statistics for d in memory_of(sizes, work))
-        room = {_accelerates(d): max(0, (free.get(d) or 0) - to_work_in) for d in devices}
+        to_work_in = max(_to_work_in(d, len(devices)) for d in memory_of(sizes, work))
+        room = {_accelerates(d): max(0, usable_bytes(d, free.get(d) or 0) - to_work_in) for d in devices}
         whole = spread(model, room)
         sizes = sizes_of(model, whole)
     return Placement(None if devices == (HOST,) else whole, plan_memory(sizes, work, free, batch, loaded=False))
+
+
+def _to_work_in(whole: DeviceMemory, n_devices: int) -> int:
+    """What one of several devices needs beside weights, if it has up to half as many layers again as the others."""
+    share = min(1.0, 1.5 / n_devices)
+    phases = ({k: share * n if k in PER_LAYER else n for k, n in p.items()} for p in (whole.forward, whole.gradients))
+    return int(max(sum(phase.values()) for phase in phases))
 
 
 def _accelerates(device: str) -> int | str:

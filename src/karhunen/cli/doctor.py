@@ -7,6 +7,8 @@ from karhunen.cli.screen import Screen, grid
 
 def run(online: bool, as_json: bool) -> None:
     """Look and report; a missing part is said, not an error."""
+    from karhunen.calibration.free_memory import free_bytes
+    from karhunen.calibration.memory_plan import said_bytes
     from karhunen.monitoring.environment import environment
 
     screen = Screen(as_json)
@@ -17,8 +19,9 @@ def run(online: bool, as_json: bool) -> None:
         for name, version in found.versions.items():
             table.add_row(name, version or "not installed", "")
         table.add_section()
-        for device in found.devices:
-            table.add_row("device", device, "")
+        free = {device: free_bytes(device.split()[0]) for device in found.devices}
+        for device, n_bytes in free.items():
+            table.add_row("device", device, "" if n_bytes is None else f"{said_bytes(n_bytes)} of memory free")
         table.add_row("threads", str(found.n_threads), f"{found.n_cpus} processors")
         table.add_section()
         for read in found.attention:
@@ -32,7 +35,7 @@ def run(online: bool, as_json: bool) -> None:
         if found.index is not None:
             table.add_row("package index", "reachable" if found.index[0] else "not reachable", found.index[1])
         screen.table(table)
-        document = {**asdict(found), "cache_folder": str(found.cache_folder)}
+        document = {**asdict(found), "cache_folder": str(found.cache_folder), "free_bytes": free}
         if found.index is not None:
             document["index"] = {"reachable": found.index[0], "said": found.index[1]}
         screen.document(document)

@@ -77,7 +77,7 @@ def run(
         if session is not None:
             screen.say(
                 f"{resumed.n_tokens:,} tokens were restored from {session} in {resumed.restore_seconds:.2f} s; reading "
-                f"them took {resumed.read_seconds:.2f} s: {resumed.seconds_saved:.2f} s saved"
+                f"them takes about {resumed.reading_seconds:.2g} s: about {resumed.seconds_saved:.2g} s saved"
                 if resumed.n_tokens
                 else f"the conversation is kept in {session}"
             )
@@ -93,6 +93,7 @@ def run(
                     "attention": attention,
                     "restored_tokens": resumed.n_tokens,
                     "restore_seconds": resumed.restore_seconds,
+                    "reading_seconds": resumed.reading_seconds,
                     "seconds_saved": resumed.seconds_saved,
                     "cache": report.to_dict(),
                 }

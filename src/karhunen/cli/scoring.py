@@ -101,11 +101,14 @@ def verify(
     min_needles: Annotated[
         float, typer.Option("--min-needles", min=0.0, max=1.0, help="Of the facts that the dense model finds.")
     ] = 0.9,
-    min_calls: Annotated[float, typer.Option("--min-calls", min=0.0, max=1.0, help="Same tool call, as JSON.")] = 0.9,
+    min_calls: Annotated[
+        float, typer.Option("--min-calls", min=0.0, max=1.0, help="Of the tool calls that the dense model is sure of.")
+    ] = 0.9,
     prefill_tokens: PrefillTokens = 2560,
     scored_tokens: ScoredTokens = 384,
     documents: Annotated[int, typer.Option("--documents", min=1, help="Texts to score at most.")] = 3,
     seed: Seed = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="One short text, six needles, eight tool calls.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave the codec as it is.")] = False,
     dtype: Dtype = "float32",
     as_json: Json = False,
@@ -116,7 +119,7 @@ def verify(
     limits = {"kl": max_kl, "kl_p999": max_kl_p999, "pages": max_kl_pages, "top1": min_top1}
     limits |= {"needles": min_needles, "tool_calls": min_calls}
     sizes = {"prefill_tokens": prefill_tokens, "scored_tokens": scored_tokens, "n_documents": documents}
-    return run(codec, model, tuple(text or ()), limits, sizes, seed, dtype, not dry_run, as_json)
+    return run(codec, model, tuple(text or ()), limits, sizes, seed, dtype, not dry_run, quick, as_json)
 
 
 @scoring.command()

@@ -117,13 +117,17 @@ class _Bar:
 
 @final
 class _Lines:
-    """Progress as lines of a log, at most one each `PLAIN_INTERVAL_SECONDS`."""
+    """Progress as lines of a log: one at the beginning where that is told, then at most one each
+    `PLAIN_INTERVAL_SECONDS`."""
 
     def __init__(self, screen: Screen, label: str, unit: str) -> None:
         self.screen, self.label, self.unit = screen, label, unit
         self.start = self.last = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
+        if not done:
+            self.screen.log(f"{self.label}: {decimal(total) if self.unit == 'bytes' else f'{total:,} {self.unit}'}")
+            return
         now = time.monotonic()
         if now - self.last < PLAIN_INTERVAL_SECONDS and done < total:
             return
@@ -137,7 +141,7 @@ def _said(done: int, total: int, unit: str, seconds: float) -> str:
     left = f", {(total - done) / speed:,.0f} s left" if speed and done < total else ""
     if unit == "bytes":
         return f"{decimal(done)} of {decimal(total)}, {decimal(int(speed))}/s{left}"
-    return f"{done:,} of {total:,} {unit}, {speed:,.0f}/s{left}"
+    return f"{done:,} of {total:,} {unit}, {f'{speed:,.0f}' if speed >= 10 else f'{speed:.2g}'}/s{left}"
 
 
 def grid(*columns: str, title: str = "", right: tuple[int, ...] = ()) -> Table:

@@ -9,20 +9,25 @@ from matplotlib.patches import Rectangle
 
 from karhunen.evaluation.plots import COLOURS
 from karhunen.pages import PageCodec
-from karhunen.pages.frame import ENTRY_FIELDS, HEADER_FIELDS, LENGTH, read
+from karhunen.pages.frame import ENTRY, ENTRY_FIELDS, HEADER, HEADER_FIELDS, LENGTH, read
 
 Cell = tuple[str, float, str]  # what is written in it, how wide it is, colour
 
 GREY = "#dddddd"
+NARROW, SPACE = 0.055, 0.05  # shares of a row: below it a name has no room; between names below a row
+BELOW = -0.55  # where these names begin, in heights of a row
 
 
 def page_figure(codec: PageCodec, page: bytes) -> Figure:
-    """Three rows: the header, a layer's entry, and all bytes of `page` to scale."""
-    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    """Three rows, each to its own scale: the header, a layer's entry, and all bytes of `page`."""
+    figure = Figure(figsize=(11, 5.4), layout="constrained")
     header, entry, whole = figure.subplots(3, 1)
-    _row(header, _fields(HEADER_FIELDS), f"header: {sum(n for _, n, _ in _fields(HEADER_FIELDS)):.0f} bytes, once")
-    lengths = [("length of each part", 4.0 * LENGTH.size, COLOURS[3])]
-    _row(entry, [*_fields(ENTRY_FIELDS), *lengths], "entry: 20 bytes and 4 for each part, once for each layer")
+    _row(header, _fields(HEADER_FIELDS), f"header, to scale: {HEADER.size} bytes, once")
+    first = read(page).sections[0].entry
+    n_parts = len(first.key) + len(first.value)
+    lengths = [("length\n4", float(LENGTH.size), COLOURS[3])] * n_parts
+    sizes = f"{ENTRY.size} bytes and {LENGTH.size} for each part, here {n_parts}"
+    _row(entry, [*_fields(ENTRY_FIELDS), *lengths], f"entry, to scale: {sizes}; once for each layer")
     _row(whole, _kinds(codec, page), f"the bytes of one page of {read(page).n_tokens} tokens, to scale: {len(page):,}")
     return figure
 
@@ -64,15 +69,35 @@ def _kinds(codec: PageCodec, page: bytes) -> list[Cell]:
 
 
 def _row(axes: Axes, cells: Sequence[Cell], title: str) -> None:
-    """Cells side by side, as wide as they are long, but wide enough to be read."""
-    least = 0.045 * sum(width for _, width, _ in cells)
+    """Cells side by side, to scale; those too narrow for their names have them below, at the end of a line."""
+    total = sum(width for _, width, _ in cells)
+    axes.set_xlim(0, total)
+    axes.set_ylim(BELOW - 0.9, 1)
+    outside: list[tuple[str, float]] = []
     at = 0.0
     for label, width, colour in cells:
-        shown = max(width, least)
-        axes.add_patch(Rectangle((at, 0), shown, 1, facecolor=colour, edgecolor="white", alpha=0.75))
-        axes.text(at + shown / 2, 0.5, label.replace(" ", "\n", 1), ha="center", va="center", fontsize=7)
-        at += shown
-    axes.set_xlim(0, at)
-    axes.set_ylim(0, 1)
+        axes.add_patch(Rectangle((at, 0), width, 1, facecolor=colour, edgecolor="white", linewidth=0.5, alpha=0.75))
+        middle = at + width / 2
+        if width >= NARROW * total:
+            axes.text(middle, 0.5, label.replace(" ", "\n", 1), ha="center", va="center", fontsize=7)
+        else:
+            outside.append((label.replace("\n", " "), middle))
+        at += width
+    for (label, middle), x in zip(outside, _apart([m / total for _, m in outside]), strict=True):
+        axes.plot([middle, x * total, x * total], [0, BELOW * 0.7, BELOW], color="black", linewidth=0.5)
+        side = "left" if x < SPACE else "right" if x > 1 - SPACE else "center"
+        axes.text(x * total, BELOW - 0.05, label.replace(" ", "\n"), ha=side, va="top", fontsize=7)
     axes.set_title(title, fontsize=9, loc="left")
     axes.axis("off")
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """Places from 0 to 1, in order, moved right where `SPACE` between them needs it, then left."""
+    found: list[float] = []
+    for place in places:
+        found.append(max(place, found[-1] + SPACE) if found else place)
+    most = 1 - SPACE / 3  # half a short name
+    for i in reversed(range(len(found))):
+        found[i] = min(found[i], most)
+        most = found[i] - SPACE
+    return found

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 
 from karhunen.codec import Codec
 from karhunen.device import HOST
-from karhunen.evaluation.score import DenseRun, compared_with
+from karhunen.evaluation.score import DenseRun, Tick, compared_with
 from karhunen.hf.probe import inference
 from karhunen.pages import PageCodec
 
 PAGE_TOKENS = 256
 
 
-def score_restored(model: nn.Module, codec: Codec, dense: DenseRun) -> tuple[Float[Tensor, " m"], Bool[Tensor, " m"]]:
+def score_restored(
+    model: nn.Module, codec: Codec, dense: DenseRun, tick: Tick = lambda _: None
+) -> tuple[Float[Tensor, " m"], Bool[Tensor, " m"]]:
     """KL in nats and agreement of the scored tokens after a restored prompt.
 
     Tokens after the last whole page stay exact, as they would be read. ValueError if the codec makes no pages.
@@ -39,5 +41,5 @@ def score_restored(model: nn.Module, codec: Codec, dense: DenseRun) -> tuple[Flo
         for i, (key, value) in pages.decode_layers(pages.encode_pages(given, torch.arange(n, device=HOST), page)):
             layers[i].keys[0, :, :n] = key
             layers[i].values[0, :, :n] = value
-        kl, agree, _, _ = compared_with(model, dense, cache)
+        kl, agree, _, _ = compared_with(model, dense, cache, tick)
     return kl, agree

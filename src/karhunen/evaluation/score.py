@@ -9,7 +9,7 @@ With `chunk_tokens` the prompt is read in chunks too, each of which reads the co
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast, final
@@ -23,6 +23,9 @@ from karhunen.evaluation.on_disk import on_disk
 from karhunen.hf.cache import CompressedCache, dense_cache
 from karhunen.hf.probe import cache_argument, inference
 from karhunen.store.report import Report
+
+Tick = Callable[[int], None]
+"""Told how many more tokens were read."""
 
 PAGE_TOKENS = 16  # tokens scored in one forward; at most the page by which tokens leave the window
 
@@ -82,18 +85,21 @@ class Score:
     dense_seconds_per_token: float
 
 
-def run_dense(model: nn.Module, document: Document, chunk_tokens: int | None = None) -> DenseRun:
+def run_dense(
+    model: nn.Module, document: Document, chunk_tokens: int | None = None, tick: Tick = lambda _: None
+) -> DenseRun:
     """Prefill once, in chunks if so asked, then score the dense model page by page."""
     with inference(model):
         cache = dense_cache(model)
         _prefill(model, document, cache, chunk_tokens)
+        tick(document.prefill_tokens)
         after_prefill = deepcopy(cache)
         taken: list[float] = []
-        logits = on_disk(_timed(model, page, cache, taken) for page in _pages(document.scored))
+        logits = on_disk(_timed(model, page, cache, taken, tick) for page in _pages(document.scored))
     return DenseRun(document, after_prefill, logits, sum(taken) / len(document.scored), chunk_tokens)
 
 
-def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
+def score(model: nn.Module, codec: Codec, dense: DenseRun, tick: Tick = lambda _: None) -> Score:
     """Score `codec` against the dense run; the exact prefill is taken from it and coded here. If that was read in
     chunks, this cache reads the prompt itself, in the same chunks."""
     with inference(model):
@@ -106,7 +112,7 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
         encoded = time.perf_counter()
         _read_all(cache)
         decoded = time.perf_counter()
-        kl, agree, nll_dense, nll_coded = compared_with(model, dense, cache)
+        kl, agree, nll_dense, nll_coded = compared_with(model, dense, cache, tick)
     return Score(
         document=dense.document.name,
         kl=kl,
@@ -121,12 +127,14 @@ def score(model: nn.Module, codec: Codec, dense: DenseRun) -> Score:
 
 
 def compared_with(
-    model: nn.Module, dense: DenseRun, cache: Any
+    model: nn.Module, dense: DenseRun, cache: Any, tick: Tick = lambda _: None
 ) -> tuple[Float[Tensor, " m"], Bool[Tensor, " m"], Float[Tensor, " m-1"], Float[Tensor, " m-1"]]:
     """KL, agreement and both likelihoods of the scored tokens, read after whatever `cache` holds of the prompt."""
     scored = dense.document.scored
-    pages = [slice(at, at + PAGE_TOKENS) for at in range(0, len(scored), PAGE_TOKENS)]
-    parts = [_compared(dense.logits[page], _forward(model, scored[page], cache), scored[1:][page]) for page in pages]
+    parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    for page in (slice(at, at + PAGE_TOKENS) for at in range(0, len(scored), PAGE_TOKENS)):
+        parts.append(_compared(dense.logits[page], _forward(model, scored[page], cache), scored[1:][page]))
+        tick(len(scored[page]))
     kl, agree, nll_dense, nll_coded = (torch.cat(values) for values in zip(*parts, strict=True))
     return kl, agree, nll_dense, nll_coded
 
@@ -147,10 +155,11 @@ def coded_copy(model: nn.Module, codec: Codec, tokens: Int[Tensor, " n"], uncomp
     return cache
 
 
-def _timed(model: nn.Module, page: Tensor, cache: Any, taken: list[float]) -> Float[Tensor, "t v"]:
+def _timed(model: nn.Module, page: Tensor, cache: Any, taken: list[float], tick: Tick) -> Float[Tensor, "t v"]:
     start = time.perf_counter()
     logits = _forward(model, page, cache)
     taken.append(time.perf_counter() - start)
+    tick(len(page))
     return logits
 
 

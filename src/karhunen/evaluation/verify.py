@@ -3,13 +3,14 @@
 texts ─▶ logit KL (mean, 99.9 %), top-1          ┐
          logit KL after a prompt that was pages  ├─▶ gates ─▶ report card
 needles ─▶ facts found                           │
-tool calls ─▶ JSON that stays the same           ┘
+tool calls ─▶ JSON that stays the same           ┘   of those that the uncompressed model is sure of
 
 Texts show what most tokens lose; needles and tool calls what a mean hides (one fact, one brace).
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -31,7 +32,8 @@ from karhunen.hf.describe import identity_of
 from karhunen.hf.probe import text_config
 
 EXACT_BITS = 16
-MOST_CALLS = 0.5  # that the uncompressed model gets right; with fewer, tool calls say nothing of a codec
+FEW_CALLS = 8  # that the uncompressed model is sure of; with fewer, tool calls say nothing of a codec
+QUICK_CALLS = 3  # as above in a quick run
 FEW_TOKENS = 1000  # below this the 99.9th percentile is the largest value
 
 
@@ -66,6 +68,25 @@ class Size:
     n_documents: int = 3
     needles: Needles = Needles()
     tool_calls: ToolCalls = ToolCalls()
+    quick: bool = False
+
+    @property
+    def quickly(self) -> "Size":
+        """Of a quick run: at most one text of 1,024 + 128 tokens, six needles, eight tool calls after two texts."""
+        return Size(
+            min(self.prefill_tokens, 1024),
+            min(self.scored_tokens, 128),
+            1,
+            Needles(lengths=(500, 1000), n_each=1),
+            ToolCalls(n_requests=8),
+            quick=True,
+        )
+
+
+Advance = Callable[[int, int], None]
+"""Told how much is done, and of how much."""
+Part = Callable[[str, str], AbstractContextManager[Advance]]
+"""Given what is measured and what is counted, what to tell of it."""
 
 
 def verify(
@@ -78,9 +99,10 @@ def verify(
     limits: Limits | None = None,
     size: Size | None = None,
     seed: int = 0,
-    say: Callable[[str], None] = lambda _: None,
+    part: Part = lambda *_: nullcontext(lambda *_: None),
 ) -> Codec:
-    """The codec with its report card; ValueError if it was made for another model, or the texts are too short."""
+    """The codec with its report card; ValueError if it was made for another model, or the texts are too short. `part`
+    opens what shows the progress of each part."""
     limits, size = limits or Limits(), size or Size()
     codec.check_model(identity_of(model))
     sizes = {"prefill_tokens": size.prefill_tokens, "scored_tokens": size.scored_tokens}
@@ -90,23 +112,17 @@ def verify(
         n_code = size.n_documents // 3
         counts = {"n_prose": size.n_documents - n_code, "n_code": n_code, "n_literature": 0}
         documents = default_documents(tokenizer, "test", **counts, seed=seed, **sizes)
-    scores: list[Score] = []
-    restored: list[Tensor] = []
-    for i, document in enumerate(documents):
-        say(f"text {i + 1} of {len(documents)}: {document.prefill_tokens} tokens read, {size.scored_tokens} scored")
-        dense = run_dense(model, document)
-        scores.append(score(model, codec, dense))
-        if not codec.window.drops:
-            restored.append(score_restored(model, codec, dense)[0])
+    with part("texts", "tokens") as advance:
+        scores, restored = _scored(model, codec, documents, advance)
     bits = scores[0].report.total.coded_bits_per_element or scores[0].report.total.bits_per_element
     gates = _text_gates(scores, limits)
     if restored:
         kl = float(torch.cat(restored).double().mean())
         gates.append(Gate("KL after a prompt restored from pages", kl, limits.pages, at_least=False, unit="nats"))
-    say("needles")
-    gates.append(_needle_gate(model, tokenizer, codec, limits, size, seed))
-    say("tool calls")
-    gates.append(_call_gate(model, tokenizer, codec, limits, size, seed))
+    with part("needles", "questions") as advance:
+        gates.append(_needle_gate(model, tokenizer, codec, limits, size, seed, advance))
+    with part("tool calls", "calls") as advance:
+        gates.append(_call_gate(model, tokenizer, codec, limits, size, seed, advance))
     made = provenance()
     card = ReportCard(
         codec=codec.fingerprint(),
@@ -118,8 +134,32 @@ def verify(
         ratio=EXACT_BITS / bits,
         gates=tuple(gates),
         made={"date": made.date, "commit": made.commit, "machine": made.machine, **made.versions},
+        quick=size.quick,
     )
     return replace(codec, card=card)
+
+
+def _scored(
+    model: nn.Module, codec: Codec, documents: Sequence[Document], advance: Advance
+) -> tuple[list[Score], list[Tensor]]:
+    """Scores, and KL after a prompt that was pages; each text is read once and scored three times."""
+    scores: list[Score] = []
+    restored: list[Tensor] = []
+    n_runs, done = 2 if codec.window.drops else 3, 0
+    total = sum(document.prefill_tokens + n_runs * len(document.scored) for document in documents)
+
+    def tick(n_tokens: int) -> None:
+        nonlocal done
+        done += n_tokens
+        advance(done, total)
+
+    tick(0)
+    for document in documents:
+        dense = run_dense(model, document, tick=tick)
+        scores.append(score(model, codec, dense, tick))
+        if not codec.window.drops:
+            restored.append(score_restored(model, codec, dense, tick)[0])
+    return scores, restored
 
 
 def _text_gates(scores: list[Score], limits: Limits) -> list[Gate]:
@@ -134,34 +174,45 @@ def _text_gates(scores: list[Score], limits: Limits) -> list[Gate]:
     ]
 
 
-def _needle_gate(model: nn.Module, tokenizer: Any, codec: Codec, limits: Limits, size: Size, seed: int) -> Gate:
+def _needle_gate(
+    model: nn.Module, tokenizer: Any, codec: Codec, limits: Limits, size: Size, seed: int, advance: Advance
+) -> Gate:
     name, longest = "needles found", max(size.needles.lengths)
     room = getattr(text_config(model), "max_position_embeddings", None)
     if room is not None and longest > room:
         reason = f"questions of {longest} tokens do not fit the model's {room} positions"
         return Gate(name, 0.0, limits.needles, at_least=True, reason=reason)
     try:
-        found = size.needles.prepare(model, tokenizer, seed, None).measure(codec)["metrics"]
+        found = size.needles.prepare(model, tokenizer, seed, None).measure(codec, advance)["metrics"]
     except ValueError as error:
         return Gate(name, 0.0, limits.needles, at_least=True, reason=str(error))
     dense = float(found["dense_score"])
     if dense < CONCLUSIVE:
         reason = f"the uncompressed model itself finds {dense:.2f} of {found['n_questions']}"
         return Gate(name, float(found["score"]), limits.needles, at_least=True, dense=dense, reason=reason)
-    return Gate(name, float(found["score"]) / dense, limits.needles, at_least=True, dense=dense)
+    n = int(found["n_questions"])
+    note = f"{found['score'] * n:.0f} of the {dense * n:.0f} that the uncompressed model finds in {n}"
+    return Gate(name, float(found["score"]) / dense, limits.needles, at_least=True, dense=dense, note=note)
 
 
-def _call_gate(model: nn.Module, tokenizer: Any, codec: Codec, limits: Limits, size: Size, seed: int) -> Gate:
-    name = "right tool calls that stay right"
+def _call_gate(
+    model: nn.Module, tokenizer: Any, codec: Codec, limits: Limits, size: Size, seed: int, advance: Advance
+) -> Gate:
+    """Of calls that the uncompressed model is sure of; its close calls are told beside, right ones that change too."""
+    name = "sure tool calls that stay right"
     try:
-        found = size.tool_calls.prepare(model, tokenizer, seed, None).measure(codec)["metrics"]
+        found = size.tool_calls.prepare(model, tokenizer, seed, None).measure(codec, advance)["metrics"]
     except ValueError as error:
         return Gate(name, 0.0, limits.tool_calls, at_least=True, reason=str(error))
-    same, right = float(found["same"]), float(found["dense_right"])
-    if right < MOST_CALLS:
-        reason = f"the uncompressed model itself gets {right:.2f} of {found['n_requests']} right"
-        return Gate(name, same, limits.tool_calls, at_least=True, reason=reason)
-    return Gate(name, same, limits.tool_calls, at_least=True, dense=right)
+    n, n_right, n_sure = (int(found[key]) for key in ("n_requests", "n_right", "n_sure"))
+    share, right = float(found["sure_same"]), float(found["dense_right"])
+    if n_sure < (QUICK_CALLS if size.quick else FEW_CALLS):
+        reason = f"of {n} calls the uncompressed model itself gets {n_right} right and is sure of {n_sure}"
+        return Gate(name, share, limits.tool_calls, at_least=True, dense=right, reason=reason)
+    note = f"{share * n_sure:.0f} of {n_sure}"
+    if n_close := n_right - n_sure:
+        note += f"; of {n_close} close ones {found['same'] * n_right - share * n_sure:.0f}"
+    return Gate(name, share, limits.tool_calls, at_least=True, dense=right, note=note)
 
 
 def _hash(document: Document) -> str:

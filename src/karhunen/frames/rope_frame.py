@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.device import on_host
-from karhunen.statistics.rotary import Rotary
+from karhunen.statistics.rotary import Rotary, distinct
 
 
 @final
@@ -85,7 +85,7 @@ class RopeFrame:
             return mean[None, :, None]
         where = positions - self.starts(positions)
         if on_host(where):
-            offsets, where = where.unique(return_inverse=True)
+            offsets, where = distinct(where)
         elif self.block_tokens is not None:
             offsets = torch.arange(self.block_tokens, device=where.device)
         else:

@@ -236,12 +236,12 @@ class CompressedCache(Cache):
         transient = max((layer.transient_bytes for layer in self.coded_layers()), default=0)
         return Report(self.codec.origin.recipe, rows, self.codec.table_bytes(), transient)
 
-    def save(self, folder: str | Path, tokens: Tensor | None = None, read_seconds: float = 0.0) -> None:
+    def save(self, folder: str | Path, tokens: Tensor | None = None) -> None:
         """Write all that is held, to go on from any day (`karhunen.hf.session`); `tokens` `[b t]` are those of the text
-        it has read, `read_seconds` what reading them took: both are kept for whoever loads it."""
+        it has read, kept for whoever loads it."""
         from karhunen.hf.session import save_session
 
-        save_session(self, folder, tokens, read_seconds)
+        save_session(self, folder, tokens)
 
     @classmethod
     def load(cls, model: nn.Module, folder: str | Path, codec: Codec | None = None) -> "CompressedCache":

@@ -1,11 +1,11 @@
-"""A conversation that is kept in a folder between two runs: its cache, its tokens, and what reading them took.
+"""A conversation that is kept in a folder between two runs: its cache and its tokens.
 
 first run:   prompt ─▶ read ─▶ answer ─▶ FOLDER
 later runs:  FOLDER ─▶ restored; only the next message is read ─▶ answer ─▶ FOLDER
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -20,22 +20,24 @@ from karhunen.device import HOST
 from karhunen.folder import CONFIG
 from karhunen.hf.cache import CompressedCache
 from karhunen.hf.generation import Generation, OnText, Sampling, generate, prompt_tokens
+from karhunen.hf.reading_time import reading_seconds
 from karhunen.hf.session import load_session
 
 
 @final
 @dataclass(frozen=True)
 class Resumed:
-    """What a folder gave: tokens that need not be read again, what restoring them took, and what reading them took."""
+    """What a folder gave: tokens that need not be read again, what restoring them took, and about what reading them
+    takes (`reading_time`)."""
 
     n_tokens: int = 0
     restore_seconds: float = 0.0
-    read_seconds: float = 0.0
+    reading_seconds: float = 0.0
 
     @property
     def seconds_saved(self) -> float:
-        """Reading against restoring; 0 if nothing was restored."""
-        return self.read_seconds - self.restore_seconds if self.n_tokens else 0.0
+        """About; 0 if nothing was restored, or reading is faster."""
+        return max(0.0, self.reading_seconds - self.restore_seconds)
 
 
 def converse(
@@ -60,7 +62,7 @@ def converse(
         taken = time.perf_counter() - start
         if state.tokens is None or state.tokens.shape[0] != 1:
             raise ValueError(f"{folder} does not say which tokens it has read; it was not saved by a conversation")
-        resumed = Resumed(cache.get_seq_length(), taken, state.read_seconds)
+        resumed = Resumed(cache.get_seq_length(), taken)
         tokens = torch.cat([state.tokens, next_tokens(tokenizer, prompt, chat)], dim=1)
     else:
         cache, resumed = CompressedCache(model, codec), Resumed()
@@ -69,8 +71,10 @@ def converse(
         model, tokenizer, tokens, codec, max_new_tokens=max_new_tokens, sampling=sampling, on_text=on_text, held=cache
     )
     text = torch.cat([tokens, torch.tensor([result.new_tokens], dtype=tokens.dtype, device=tokens.device)], dim=1)
-    cache.save(folder, text, resumed.read_seconds + result.prefill_seconds)
+    cache.save(folder, text)
     cache.close()
+    if resumed.n_tokens:  # the answer is out: nobody waits for this
+        resumed = replace(resumed, reading_seconds=reading_seconds(model, tokens[:, : resumed.n_tokens]))
     return result, resumed
 
 

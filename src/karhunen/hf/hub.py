@@ -89,7 +89,8 @@ def card_text(codec: Codec) -> str:
         lines.append("Nothing yet: `karhunen verify` measures a codec against the uncompressed model.")
     else:
         verdict = (
-            f"`karhunen verify` on {card.model} in {card.dtype}, {card.n_scored:,} tokens scored, "
+            f"`karhunen verify{' --quick' if card.quick else ''}` on {card.model} in {card.dtype}, "
+            f"{card.n_scored:,} tokens scored, "
             f"{card.bits_per_element:.3f} bits per element ({card.ratio:.1f} times smaller than 16 bits): "
             f"**{'passed' if card.passed else 'not good enough'}**."
         )
@@ -98,7 +99,7 @@ def card_text(codec: Codec) -> str:
             wanted = f"{'≥' if gate.at_least else '≤'} {gate.limit:.4g} {gate.unit}".rstrip()
             value = "" if gate.reason else f"{gate.value:.4g} {gate.unit}".rstrip()
             dense = "" if gate.dense is None else f"{gate.dense:.4g}"
-            cells = (gate.name, value, wanted, dense, f"{gate.status} {gate.reason}".rstrip())
+            cells = (gate.name, value, wanted, dense, gate.said)
             lines.append(f"| {' | '.join(cells)} |")
         made = ", ".join(f"{name} {value}" for name, value in card.made.items() if value)
         lines += ["", f"Made with {made}."]

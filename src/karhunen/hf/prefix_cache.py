@@ -137,8 +137,12 @@ class PrefixCache:
         """Store the pages of `tokens` that `cache` holds and the store does not; how many."""
         n_tokens = min(len(tokens), cache.get_seq_length())
         keys = self.keys(tokens[:n_tokens])
-        new = [i for i in range(n_restored // self.page_tokens, len(keys)) if not self.store.has(keys[i])]
-        if not new or not self.pages.layers:
+        first = n_restored // self.page_tokens
+        if first >= len(keys) or not self.pages.layers:
+            return 0
+        there = self.store.has_many(keys[first:])
+        new = [i for i, is_there in enumerate(there, start=first) if not is_there]
+        if not new:
             return 0
         first = new[0]
         run = slice(first * self.page_tokens, (new[-1] + 1) * self.page_tokens)
@@ -160,7 +164,8 @@ class PrefixCache:
         """Pages of the longest prefix, and the state behind it where one is needed; or None and why."""
         state, reason, n_failures = None, "", self.store.counts.failures
         if self.stateful:
-            ends = [i for i, key in enumerate(keys, start=1) if self.store.has(_state_key(key))]
+            there = self.store.has_many([_state_key(key) for key in keys])
+            ends = [i for i, is_there in enumerate(there, start=1) if is_there]
             while ends and state is None:
                 key = _state_key(keys[ends[-1] - 1])
                 data = self.store.get(key)

@@ -10,7 +10,7 @@ must be the same to the last weight. The codec is inside, or is given again if t
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Int
@@ -28,7 +28,9 @@ from karhunen.store.positions import Offsets
 from karhunen.store.state import StoreState
 from karhunen.values import assemble, dismantle, kinds_in
 
-FORMAT, VERSION = "karhunen-session", 1
+FORMAT, VERSION = "karhunen-session", 2
+READ = (1, VERSION)
+"""Versions that are read: 1 does not say the model's dtype, nor the codec in words, and has `read_seconds`."""
 KIND_PACKAGES = (*PART_PACKAGES, "karhunen.store", "karhunen.hf.session")
 
 
@@ -46,7 +48,8 @@ class LayerState:
 @dataclass(frozen=True)
 class SessionState:
     """All that a cache holds. `tokens` are those of the text, where known: what the cache has read, and after it what
-    was chosen and not read yet. `read_seconds` is what reading them took."""
+    was chosen and not read yet. `dtype` is that of the model's weights; `made_by` describes the codec, `codec` is its
+    fingerprint."""
 
     weights: str
     codec: str
@@ -55,14 +58,14 @@ class SessionState:
     offsets: Int[Tensor, " b"] | None
     layers: tuple[LayerState, ...]
     tokens: Int[Tensor, "b t"] | None = None
-    read_seconds: float = 0.0
+    dtype: str = ""
+    made_by: str = ""
 
 
 def save_session(
     cache: CompressedCache,
     folder: str | Path,
     tokens: Int[Tensor, "b t"] | None = None,
-    read_seconds: float = 0.0,
     with_codec: bool = True,
 ) -> None:
     """Write all that `cache` holds, whole or not at all; ValueError if a layer keeps what cannot be written."""
@@ -78,7 +81,8 @@ def save_session(
         offsets=None if cache.offsets.now is None else cache.offsets.now.known,
         layers=tuple(_layer(layer) for layer in cache.layers),
         tokens=None if tokens is None else tokens.cpu(),
-        read_seconds=read_seconds,
+        dtype=_dtype_name(next(model.parameters()).dtype),
+        made_by=cache.codec.description,
     )
     tensors: dict[str, Tensor] = {}
     body = {"session": dismantle(state, tensors, "session")}
@@ -90,20 +94,28 @@ def load_session(
     model: nn.Module, folder: str | Path, codec: Codec | None = None
 ) -> tuple[CompressedCache, SessionState]:
     """The cache as it was saved, and what was said of it; ValueError, with the reason, if it cannot be continued."""
-    config, tensors = read_folder(Path(folder), FORMAT, VERSION)
+    config, tensors = read_folder(Path(folder), FORMAT, *READ)
     kinds = kinds_in(*KIND_PACKAGES)
-    state = assemble(config.get("session"), kinds, tensors)
+    state = assemble(_as_now(config), kinds, tensors)
     if not isinstance(state, SessionState):
         raise ValueError(f"{folder} holds a {type(state).__name__}, not a session")
+    if codec is None or (codec.fingerprint() != state.codec and not state.made_by):
+        inside = assemble(config.get("codec"), kinds, tensors)
+    else:
+        inside = None
+    made_by = state.made_by or (inside.description if isinstance(inside, Codec) else state.codec)
     if codec is None:
-        codec = assemble(config.get("codec"), kinds, tensors)
-        if not isinstance(codec, Codec):
-            raise ValueError(f"{folder} was saved without its codec; give the codec {state.codec}")
+        if not isinstance(inside, Codec):
+            raise ValueError(f"{folder} was saved without its codec; give the codec {made_by}")
+        codec = inside
     if codec.fingerprint() != state.codec:
-        raise ValueError(f"{folder} was made with codec {state.codec}, this is {codec.fingerprint()}")
+        raise ValueError(f"{folder} was made with the codec {made_by}; this one is {codec.description}")
     codec.check_model(identity_of(model))
     if (weights := weights_fingerprint(model)) != state.weights:
         raise ValueError(f"{folder} was made with weights {state.weights}, this model's are {weights}")
+    then, now = state.dtype or _dtype_seen(state), _dtype_name(next(model.parameters()).dtype)
+    if then and then != now:
+        raise ValueError(f"{folder} was made by a model in {then}, this one is in {now}; load the model in {then}")
     exact_dtype = getattr(torch, state.exact_dtype) if state.exact_dtype in _DTYPES else None
     cache = CompressedCache(model, codec, exact_dtype, state.keep_decoded)
     if len(cache.layers) != len(state.layers):
@@ -141,6 +153,20 @@ def _restore(layer: Any, held: LayerState, shape: LayerShape, device: torch.devi
     restore_layer(layer, held.attributes, device, _APART)
     store = layer.store
     layer.store = LayerStore.restored(held.store.to(device), store.codec, store.window, shape, keep_decoded)
+
+
+def _as_now(config: dict[str, Any]) -> Any:
+    """What a session of this version says, of one of any version that is read."""
+    session = config.get("session")
+    if config["version"] == 1 and isinstance(session, dict):
+        return {name: value for name, value in cast("dict[str, Any]", session).items() if name != "read_seconds"}
+    return session
+
+
+def _dtype_seen(state: SessionState) -> str:
+    """Of the vectors that a session of version 1 was given; empty if it does not say."""
+    seen = (layer.attributes.get("dtype") for layer in state.layers if layer.store is not None)
+    return next((str(each["dtype"]) for each in seen if isinstance(each, Mapping) and "dtype" in each), "")
 
 
 def _dtype_name(dtype: torch.dtype | None) -> str:

@@ -40,6 +40,8 @@ def restore_state(
         raise ValueError("this is a page of tokens, not the state of layers")
     if reason := frame.owner.mismatch(codec.owner):
         raise ValueError(f"a state that is not ours: {reason}")
+    if frame.dtype != codec.dtype_name:
+        raise ValueError(f"a state of {frame.dtype}, not of {codec.dtype_name}; make it again")
     if frame.first_token != n_tokens:
         raise ValueError(f"a state after {frame.first_token} tokens, not after {n_tokens}")
     section = frame.sections[0]

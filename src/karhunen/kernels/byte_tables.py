@@ -149,9 +149,10 @@ class ByteTables:
     @cached_property
     def half_norms(self) -> Float[Tensor, "s 256"]:
         """Half the squared length of every entry, rounded once to float32: one number for all kernels and machines."""
-        squares = self.entries.double().square() / 2
+        squares = self.entries.cpu().double().square() / 2  # where the order of a sum is one
         norms = [squares[:, left:right].sum(1) for left, right in pairwise(self.column_start)]
-        return torch.stack(norms).float() if norms else squares.new_zeros(0, 256, dtype=torch.float32)
+        found = torch.stack(norms).float() if norms else squares.new_zeros(0, 256, dtype=torch.float32)
+        return found.to(self.entries.device)
 
     @cached_property
     def prepared(self) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""Byte tables as the GPU kernels read them: cut into quads of four float16 columns, so that a look-up is one load.
+"""Byte tables as the GPU kernels read them: cut into quads of four columns, so that a look-up is one load of one word.
 
-    bits[quad][byte] = four float16 entries,    entry · scale[head] = the table's
+    float16 entries   word = low[quad][byte]: 64 bits, four float16
+    look-ups of int8  word = low[quad][byte mod 2^a] + high[quad][byte div 2^(8 − b)]: 32 bits, four digits entry + 128
 
-A plane of w columns becomes ⌈w / 4⌉ quads, zero-padded; quads of zeros pad a head up to the sum of its `pieces`.
-`scale` is a power of two that brings the head's largest entry near 2^10, so that float16 neither overflows nor loses
-small entries; tables that are float16 stay exact.
+A digit of the second sum never leaves 0 … 255 (`Lookups` refuses what would), so one 32-bit addition adds four
+columns. A plane of w columns becomes ⌈w / 4⌉ quads; places without a column hold zeros and have scale 0. Quads of them
+pad a head up to the sum of its `pieces`. Scales of float16 entries are powers of two that bring a head's largest near
+2^10, so that float16 neither overflows nor loses small entries; tables that are float16 stay exact.
 `term_*` invert the map: coefficient c of head i is the sum of columns `term_column[i, :, c]`, in the order of planes.
 """
 
@@ -18,15 +20,17 @@ from karhunen.kernels.byte_tables import ByteTables
 
 LARGEST_EXPONENT = 10
 LEAST_PIECE = 16
+DIGIT_OF_ZERO = 128
 
 
 class EntryQuads(NamedTuple):
-    """Quads of each KV head, the same number for all; padding reads byte plane 0 and adds zeros to coefficient 0."""
+    """Quads of each KV head, the same number for all. Padding reads byte plane 0 and belongs to coefficient 0."""
 
-    bits: Int[Tensor, "h n 256"]  # four float16, the first in the lowest bits
+    low: Int[Tensor, "h n rows"]  # int64: four float16, or int32: four digits; the first in the lowest bits
+    high: Int[Tensor, "h n rows"]  # no row where there is one look-up
     plane: Int[Tensor, "h n"]  # the byte that a quad reads
-    coefficient: Int[Tensor, "h n 4"]
-    scale: Float[Tensor, " h"]
+    coefficient: Int[Tensor, "h places"]
+    scale: Float[Tensor, "h places"]  # what an entry of a column is multiplied by
     term_column: Int[Tensor, "h terms c"]  # 4 · quad + place; -1: no such term
 
 
@@ -76,29 +80,59 @@ def refines(tables: ByteTables) -> bool:
 
 
 def _cut(tables: ByteTables) -> EntryQuads:
-    n = sum(pieces(max(_n_quads(tables, head) for head in range(tables.n_heads))))
-    half = torch.zeros(tables.n_heads, n, 256, 4, dtype=torch.float16)
+    n = sum(pieces(max((_n_quads(tables, head) for head in range(tables.n_heads)), default=0)))
     plane = torch.zeros(tables.n_heads, n, dtype=torch.int32)
-    coefficient = torch.zeros(tables.n_heads, n, 4, dtype=torch.int32)
-    scale = torch.ones(tables.n_heads)
+    column = torch.full((tables.n_heads, 4 * n), -1)  # which of the tables' stands at a place of the quads
     placed: list[list[tuple[int, int, int]]] = []
     for head in range(tables.n_heads):
-        planes = [(j, *(part.cpu() for part in tables.plane(j))) for j in _planes(tables, head)]
-        peak = max((float(table.abs().max()) for _, table, _ in planes if table.numel()), default=0.0)
-        if peak:
-            scale[head] = 2.0 ** (torch.tensor(peak).log2().floor() - LARGEST_EXPONENT)
         quad, terms = 0, []
-        for j, table, index in planes:
-            for first in range(0, len(index), 4):
-                part = index[first : first + 4]
-                half[head, quad, :, : len(part)] = (table[:, first : first + 4].float() / scale[head]).half()
-                coefficient[head, quad, : len(part)] = part.int()
+        for j in _planes(tables, head):
+            mine = _columns(tables, j)
+            for first in range(0, len(mine), 4):
+                for place, (k, c) in enumerate(mine[first : first + 4], 4 * quad):
+                    column[head, place] = k
+                    terms.append((j, c, place))
                 plane[head, quad] = j
-                terms += [(j, c, 4 * quad + k) for k, c in enumerate(part.tolist())]
                 quad += 1
         placed.append(terms)
-    bits = half.contiguous().view(torch.int64).squeeze(-1)
-    return EntryQuads(bits, plane, coefficient, scale, _inverted(placed, tables.n_coefficients)[1])
+    there = column >= 0
+    coefficient = torch.where(there, _at(tables.coefficient.cpu(), column), 0).int()
+    low, high, scale = _float16_words(tables, column) if tables.lookups is None else _digit_words(tables, column)
+    terms = _inverted(placed, tables.n_coefficients)[1]
+    return EntryQuads(low, high, plane, coefficient, torch.where(there, scale, 0.0), terms)
+
+
+def _at(rows: Tensor, column: Int[Tensor, "h places"]) -> Tensor:
+    """Columns [..., k] of the tables at the places of the quads, zeros where there is none: [..., h, 4n]."""
+    return torch.cat([rows, rows.new_zeros(*rows.shape[:-1], 1)], -1)[..., column]
+
+
+def _float16_words(tables: ByteTables, column: Int[Tensor, "h places"]) -> tuple[Tensor, Tensor, Tensor]:
+    entries = _at(tables.entries.float().cpu(), column).movedim(0, 1)  # [h 256 4n]
+    peak = entries.abs().amax((1, 2)) if entries.numel() else torch.zeros(len(column))
+    scale = torch.where(peak > 0, torch.exp2(peak.clamp_min(1e-37).log2().floor() - LARGEST_EXPONENT), 1.0)
+    half = (entries / scale[:, None, None]).half().unflatten(2, (-1, 4)).transpose(1, 2).contiguous()  # [h n 256 4]
+    words = half.view(torch.int64).squeeze(-1)
+    return words, words[..., :0], scale[:, None].expand_as(column)
+
+
+def _digit_words(tables: ByteTables, column: Int[Tensor, "h places"]) -> tuple[Tensor, Tensor, Tensor]:
+    lookups = tables.lookups
+    assert lookups is not None, "these tables are look-ups"
+    low, high = (_word(_at(rows.cpu().long(), column)) for rows in (lookups.low, lookups.high))
+    zeros = sum(DIGIT_OF_ZERO << 8 * place for place in range(4))
+    return _int32(low + zeros), _int32(high), _at(lookups.scale.float().cpu(), column)
+
+
+def _word(rows: Int[Tensor, "rows h places"]) -> Int[Tensor, "h n rows"]:
+    """Four neighbours as the digits of one number; those below zero borrow from the next."""
+    places = 256 ** torch.arange(4)
+    return (rows.unflatten(2, (-1, 4)) * places).sum(-1).permute(1, 2, 0)
+
+
+def _int32(words: Int[Tensor, "h n rows"]) -> Int[Tensor, "h n rows"]:
+    """Modulo 2^32."""
+    return ((words + 2**31) % 2**32 - 2**31).int().contiguous()
 
 
 def _inverted(placed: list[list[tuple[int, int, int]]], n_coefficients: int) -> tuple[Tensor, Tensor]:

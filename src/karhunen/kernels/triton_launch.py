@@ -4,8 +4,9 @@
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, final
 
 import torch
 import triton
@@ -20,6 +21,22 @@ def _nothing():
 
 INTERPRETED = type(_nothing).__name__ != JITFunction.__name__
 """Whether this process's kernels run under Triton's interpreter: settled when they are defined."""
+
+
+@final
+@dataclass(frozen=True)
+class Call:
+    """One launch of a kernel, put off: has all that it takes to run it, or to compile it for another machine."""
+
+    kernel: Any
+    grid: Any
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    """Constants of the kernel and options of the compiler, by name."""
+
+    def launch(self) -> None:
+        """On the current stream."""
+        self.kernel[self.grid](*self.arguments, **self.constants)
 
 
 def available() -> tuple[bool, str]:

@@ -44,13 +44,17 @@ class BitFields(Layout):
         """Symbols to byte planes; ValueError if one does not fit its width."""
         b, s, t = symbols.shape
         assert s == len(self.widths), f"{s} symbols for {len(self.widths)} fields"
-        if symbols.dtype == torch.uint8 and all(w == 8 for w in self.widths):
+        if symbols.dtype == torch.uint8 and self._are_bytes:
             return symbols
-        if symbols.numel():
+        if symbols.numel() and self._are_bytes:
+            low, high = symbols.aminmax()
+            if not 0 <= int(low) <= int(high) < 256:
+                raise ValueError("a symbol does not fit its bit field")
+        elif symbols.numel():
             limit = torch.tensor([1 << w for w in self.widths], device=symbols.device)[:, None]
             if bool(((symbols < 0) | (symbols >= limit)).any()):
                 raise ValueError("a symbol does not fit its bit field")
-        if all(w == 8 for w in self.widths):
+        if self._are_bytes:
             return symbols.to(torch.uint8)
         planes = torch.zeros(b, self.bytes_per_token + 3, t, dtype=torch.int32, device=symbols.device)
         for alike in self._alike:
@@ -61,7 +65,7 @@ class BitFields(Layout):
 
     def unpack(self, planes: UInt8[Tensor, "b p t"]) -> Int[Tensor, "b s t"]:
         """The mirror of `pack`."""
-        if all(w == 8 for w in self.widths):
+        if self._are_bytes:
             return planes.int()
         b, _, t = planes.shape
         wide = planes.int()
@@ -72,6 +76,10 @@ class BitFields(Layout):
                 value = value | (wide[:, _at(reached, planes.device)] << (8 * k))
             symbols[:, _at(alike.fields, planes.device)] = (value >> alike.shift) & ((1 << alike.width) - 1)
         return symbols
+
+    @cached_property
+    def _are_bytes(self) -> bool:
+        return all(width == 8 for width in self.widths)
 
     @cached_property
     def _alike(self) -> list["_Alike"]:

@@ -157,7 +157,8 @@ class PageCodec:
         if frame.kind != TOKENS:
             raise ValueError("this is the state of layers, not a page of tokens")
         if reason := frame.owner.mismatch(self.owner):
-            raise ValueError(f"a page that is not ours: {reason}")
+            said = f"; ours is of the codec {self.codec.description}" if frame.owner.codec != self.owner.codec else ""
+            raise ValueError(f"a page that is not ours: {reason}{said}")
         if frame.dtype != self.dtype_name:
             raise ValueError(f"a page of {frame.dtype}, not of {self.dtype_name}; make it again, or decode it so")
         self.plan.check_length(frame.n_tokens)

@@ -7,8 +7,10 @@ Here:   only the rotation; a model's constant attention scaling (yarn) stays in 
 """
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import final
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -39,12 +41,7 @@ class Rotary:
         if end > x.shape[-1]:
             raise ValueError(f"a rotation of coordinates {start} to {end - 1} does not fit vectors of {x.shape[-1]}")
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        distinct, where = positions, None
-        if on_host(positions):  # in a block-relative frame a block is one position; another device would be waited for
-            distinct, where = positions.unique(return_inverse=True)
-        angle = distinct.double()[..., None] * self.inv_freq.to(x.device).double()
-        cos, sin = (part.to(x.dtype) for part in (angle.cos(), angle.sin()))
-        cos, sin = (cos, sin) if where is None else (cos[where], sin[where])  # [rows t pairs]
+        cos, sin = self._turns(positions, x)  # [rows t pairs]
         turned = x[..., start:end]
         if self.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]
@@ -55,3 +52,49 @@ class Rotary:
         if pairs.shape[-1] == x.shape[-1]:
             return pairs
         return torch.cat([x[..., :start], pairs, x[..., end:]], dim=-1)
+
+    @cached_property
+    def _key(self) -> bytes:
+        return self.inv_freq.detach().double().cpu().numpy().tobytes()
+
+    def _turns(self, positions: Int[Tensor, "*rows t"], x: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for `x`; the layers of a model ask for the same, one after the other."""
+        if not on_host(positions) or not on_host(x):  # to look for repeated ones, another device would be waited for
+            angle = positions.double()[..., None] * self.inv_freq.to(x.device).double()
+            return angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        return _remembered_turns(_bytes_of(positions), tuple(positions.shape), self._key, x.dtype)
+
+
+def distinct(positions: Int[Tensor, "*rows t"]) -> tuple[Int[Tensor, " u"], Int[Tensor, "*rows t"]]:
+    """Each of some positions in the host's memory once, in order, and which of them each is; neither is to be written
+    to."""
+    return _remembered_distinct(_bytes_of(positions), tuple(positions.shape))
+
+
+def _turns_at(at: Tensor, where: Tensor, inv_freq: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """In a block-relative frame a block is one position, so few angles are turned into numbers."""
+    angle = at.double()[:, None] * inv_freq
+    return angle.cos().to(dtype)[where], angle.sin().to(dtype)[where]
+
+
+def _bytes_of(positions: Tensor) -> bytes:
+    return positions.long().contiguous().numpy().tobytes()
+
+
+@lru_cache(maxsize=8)
+def _remembered_distinct(positions: bytes, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Of the bytes of int64 positions."""
+    with torch.inference_mode(False), torch.no_grad():
+        at = torch.from_numpy(np.frombuffer(positions, np.int64).copy()).reshape(shape)
+        return at.unique(return_inverse=True)
+
+
+@lru_cache(maxsize=8)
+def _remembered_turns(
+    positions: bytes, shape: tuple[int, ...], inv_freq: bytes, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Of the bytes of int64 positions and float64 frequencies."""
+    with torch.inference_mode(False), torch.no_grad():
+        frequencies = torch.from_numpy(np.frombuffer(inv_freq, np.float64).copy())
+        at, where = _remembered_distinct(positions, shape)
+        return _turns_at(at, where, frequencies, dtype)

@@ -4,6 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 SAFE = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.")
 
@@ -22,6 +23,10 @@ class Store(ABC):
     @abstractmethod
     def has(self, key: str) -> bool:
         """Whether something is kept under the key."""
+
+    def has_many(self, keys: Sequence[str]) -> list[bool]:
+        """As `has` for each key, in their order; a store behind a network asks once for all."""
+        return [self.has(key) for key in keys]
 
     @abstractmethod
     def remove(self, key: str) -> None:

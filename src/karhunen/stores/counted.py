@@ -5,7 +5,7 @@ but a store that keeps nothing must not look like one that works. `counts` says 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from threading import Lock
 from typing import Any, TypeVar, final
@@ -83,6 +83,10 @@ class Counted(Store):
     def has(self, key: str) -> bool:
         """Whether it is there and can be asked for."""
         return self._tried(lambda: self.inner.has(key), False)
+
+    def has_many(self, keys: Sequence[str]) -> list[bool]:
+        """As `has` for each key; none is there if the backend does not answer."""
+        return self._tried(lambda: self.inner.has_many(keys), [False] * len(keys))
 
     def remove(self, key: str) -> None:
         """Remove it if that can be done."""

@@ -1,6 +1,7 @@
 """Pages in this process's memory, the least recently used dropped to make room."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from threading import Lock
 from typing import final
 
@@ -37,6 +38,11 @@ class MemoryStore(Store):
     def has(self, key: str) -> bool:
         """As in `Store`."""
         return key in self._held
+
+    def has_many(self, keys: Sequence[str]) -> list[bool]:
+        """As in `Store`, all at one moment."""
+        with self._lock:
+            return [key in self._held for key in keys]
 
     def remove(self, key: str) -> None:
         """As in `Store`."""

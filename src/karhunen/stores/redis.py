@@ -1,5 +1,6 @@
 """Pages in a Redis server, which drops the least recently used itself where it is told to (`maxmemory-policy`)."""
 
+from collections.abc import Sequence
 from typing import Any, final
 
 from karhunen.stores.base import Store, check_key
@@ -36,6 +37,13 @@ class RedisStore(Store):
     def has(self, key: str) -> bool:
         """As in `Store`."""
         return bool(self._client.exists(self._name(key)))
+
+    def has_many(self, keys: Sequence[str]) -> list[bool]:
+        """As in `Store`, in one round trip."""
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.exists(self._name(key))
+        return [bool(found) for found in pipeline.execute()]
 
     def remove(self, key: str) -> None:
         """As in `Store`."""

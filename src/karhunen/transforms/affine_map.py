@@ -24,4 +24,4 @@ class AffineMap(Transform):
 
     def inverse(self, y: Float[Tensor, "*b g t c"]) -> Float[Tensor, "*b g t d"]:
         """y A⁻¹ + μ."""
-        return y @ self.inverse_matrix.to(y.dtype) + self.mean[:, None].to(y.dtype)
+        return (y @ self.inverse_matrix.to(y.dtype)).add_(self.mean[:, None].to(y.dtype))

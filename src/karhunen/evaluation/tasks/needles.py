@@ -4,6 +4,7 @@ Source: Kamradt (2023), "Needle in a haystack"; sentences and question as in RUL
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -29,7 +30,7 @@ class Needles(Task):
         """The same for all sizes."""
         return "needles"
 
-    def prepare(self, model: nn.Module, tokenizer: Any, seed: int, limit: int | None) -> Prepared:
+    def prepare(self, model: nn.Module, tokenizer: Any, seed: int, limit: int | None) -> "PreparedNeedles":
         """One question per cell, then the next of each: a limit cuts whole rounds last."""
         cells = [(length, depth) for length in self.lengths for depth in self.depths]
         asked = [
@@ -51,9 +52,9 @@ class PreparedNeedles(Prepared):
         """Of the questions."""
         return self.questions.inputs
 
-    def measure(self, codec: Codec) -> dict[str, Any]:
-        """The questions' result, and a grid."""
-        body = self.questions.measure(codec)
+    def measure(self, codec: Codec, advance: Callable[[int, int], None] = lambda *_: None) -> dict[str, Any]:
+        """The questions' result, and a grid; `advance` is told how many questions are done, and of how many."""
+        body = self.questions.measure(codec, advance)
         cells: dict[tuple[int, float], list[dict[str, Any]]] = {}
         for answer in body["answers"]:
             cells.setdefault((answer["length"], answer["depth"]), []).append(answer)

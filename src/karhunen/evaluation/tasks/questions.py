@@ -7,7 +7,7 @@ CONCLUSIVE the result calls itself inconclusive.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -63,7 +63,7 @@ class PreparedQuestions(Prepared):
             )
         self._held: dict[int, Prompt] = {}
         self._held_bytes = 0
-        self._dense: dict[int, str] = {}
+        self._dense: dict[int, list[int]] = {}
 
     @property
     def inputs(self) -> str:
@@ -73,14 +73,16 @@ class PreparedQuestions(Prepared):
             digest.update(tokens.numpy().tobytes() + b"|")
         return digest.hexdigest()[:16]
 
-    def measure(self, codec: Codec) -> dict[str, Any]:
-        """Every question, and the scores of both."""
+    def measure(self, codec: Codec, advance: Callable[[int, int], None] = lambda *_: None) -> dict[str, Any]:
+        """Every question, and the scores of both; `advance` is told how many are done, and of how many."""
         answers: list[dict[str, Any]] = []
         report: Any = None
+        advance(0, len(self.questions))
         for i, question in enumerate(self.questions):
             prompt = self._prompt(i)
-            coded, report = coded_text(self.model, codec, prompt, question.max_new_tokens, self._stop)
-            said, dense = self._words(coded), self._dense_words(i, prompt)
+            tokens = self._dense_tokens(i, prompt)
+            coded, report = coded_text(self.model, codec, prompt, question.max_new_tokens, self._stop, guess=tokens)
+            said, dense = self._words(coded), self._words(tokens)
             answers.append(
                 {
                     "answers": list(question.answers),
@@ -92,6 +94,7 @@ class PreparedQuestions(Prepared):
                     **question.about,
                 }
             )
+            advance(len(answers), len(self.questions))
         mine, theirs = ([a[key] for a in answers] for key in ("coded_score", "dense_score"))
         found = interval([torch.tensor([value], dtype=torch.float64, device=HOST) for value in mine])
         dense_score = sum(theirs) / len(theirs)
@@ -118,10 +121,9 @@ class PreparedQuestions(Prepared):
             self._held_bytes += size
         return prompt
 
-    def _dense_words(self, i: int, prompt: Prompt) -> str:
+    def _dense_tokens(self, i: int, prompt: Prompt) -> list[int]:
         if i not in self._dense:
-            tokens = dense_text(self.model, prompt, self.questions[i].max_new_tokens, self._stop)
-            self._dense[i] = self._words(tokens)
+            self._dense[i] = dense_text(self.model, prompt, self.questions[i].max_new_tokens, self._stop)
         return self._dense[i]
 
     def _words(self, tokens: list[int]) -> str:

@@ -1,41 +1,51 @@
 """Structured answers: does a tool call, written as JSON, stay the same when its context is coded?
 
-examples of requests and calls ─▶ text ─▶ one more request ─▶ "Call:" ─▶ the model's JSON, dense and coded
+examples of requests and calls ─▶ text ┬─▶ a request ─▶ "Call:" ─▶ the call asked for, token by token, dense and coded
+                                       └─▶ another …    (the text is read once for `n_each` requests)
 
 The form of a call lies far back, where tokens are coded; a wrong brace, quote, key or field shows, which texts and
-needles do not. Compared is the parsed object with the call that was asked for, among those the dense model gets right.
+needles do not. A call is right if greedy decoding writes it, letter for letter. Right calls are of two kinds. Where the
+dense model's token is at least twice as likely as any other at every place (`SURE`), a change is the codec's doing.
+Elsewhere the model all but tosses a coin, and a change says little; how many there were is told beside.
 """
 
 import hashlib
 import json
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from karhunen.codec import Codec
 from karhunen.device import HOST
-from karhunen.evaluation.continuation import coded_text, dense_text, read_prompt
+from karhunen.evaluation.leads import leads
+from karhunen.evaluation.score import coded_copy
 from karhunen.evaluation.tasks.base import Prepared, Task
 from karhunen.evaluation.tasks.haystacks import essay, fill
-from karhunen.hf.probe import text_config
+from karhunen.hf.cache import dense_cache
+from karhunen.hf.probe import forward, inference, text_config
 
 BEGINNING = "Call:"
 CITIES = ("Delft", "Rome", "Oslo", "Turin", "Ghent", "Paris", "Kyoto", "Quito", "Bergen", "Vienna", "Leeds", "Berlin")
-MAX_NEW_TOKENS = 56
+CALL_TOKENS = 56  # room for a call
 N_EXAMPLES = 4
+SURE = math.log(2)  # nats of lead
 
 
 @final
 @dataclass(frozen=True)
 class ToolCalls(Task):
-    """`n_requests` prompts of about `n_tokens` tokens each."""
+    """`n_requests` prompts of about `n_tokens` tokens each, `n_each` of them after one text."""
 
-    n_requests: int = 16
+    n_requests: int = 32
     n_tokens: int = 1024
+    n_each: int = 4
 
     @property
     def name(self) -> str:
@@ -45,71 +55,108 @@ class ToolCalls(Task):
     def prepare(self, model: nn.Module, tokenizer: Any, seed: int, limit: int | None) -> "PreparedToolCalls":
         """Make the prompts; ValueError if they do not fit the model."""
         room = getattr(text_config(model), "max_position_embeddings", None)
-        if room is not None and self.n_tokens + MAX_NEW_TOKENS > room:
+        if room is not None and self.n_tokens + CALL_TOKENS > room:
             raise ValueError(f"tool calls after {self.n_tokens} tokens do not fit the model's {room} positions")
+        n = min(self.n_requests, limit or self.n_requests)
         asked = [
-            _asked(tokenizer, self.n_tokens, random.Random(f"tool call {seed} {i}"))
-            for i in range(min(self.n_requests, limit or self.n_requests))
+            _asked(tokenizer, self.n_tokens, min(self.n_each, n - i), random.Random(f"tool call {seed} {i}"))
+            for i in range(0, n, self.n_each)
         ]
         return PreparedToolCalls(model, tokenizer, asked)
 
 
 @final
 class PreparedToolCalls(Prepared):
-    """Prompts as token ids, and the call that each asks for."""
+    """Texts as token ids, and after each its requests with the calls they ask for."""
 
-    def __init__(self, model: nn.Module, tokenizer: Any, asked: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    def __init__(
+        self, model: nn.Module, tokenizer: Any, asked: Sequence[tuple[str, Sequence[tuple[str, dict[str, Any]]]]]
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.wanted = [call for _, call in asked]
-        self.tokens: list[Tensor] = [
-            torch.tensor(tokenizer(prompt, truncation=False, verbose=False)["input_ids"], device=HOST)
-            for prompt, _ in asked
+        self.texts = [
+            torch.tensor(tokenizer(text, truncation=False, verbose=False)["input_ids"], device=HOST)
+            for text, _ in asked
+        ]
+        self.requests = [
+            [(self._ids(request), self._ids(f" {json.dumps(call)}"), call) for request, call in requests]
+            for _, requests in asked
         ]
 
     @property
     def inputs(self) -> str:
         """Of the token ids."""
-        return hashlib.sha256(b"|".join(tokens.numpy().tobytes() for tokens in self.tokens)).hexdigest()[:16]
+        parts = [
+            tokens.numpy().tobytes()
+            for text, requests in zip(self.texts, self.requests, strict=True)
+            for tokens in (text, *(ids for request in requests for ids in request[:2]))
+        ]
+        return hashlib.sha256(b"|".join(parts)).hexdigest()[:16]
 
-    def measure(self, codec: Codec) -> dict[str, Any]:
-        """Both calls of each prompt; `same` is the share of the dense model's right calls that stay right."""
+    @property
+    def n_requests(self) -> int:
+        """Of all texts."""
+        return sum(map(len, self.requests))
+
+    def measure(self, codec: Codec, advance: Callable[[int, int], None] = lambda *_: None) -> dict[str, Any]:
+        """Every call; `same` is the share of the dense model's right calls that stay right, `sure_same` of those that
+        it is sure of. `advance` is told how many requests are done, and of how many."""
         calls: list[dict[str, Any]] = []
-        for tokens, wanted in zip(self.tokens, self.wanted, strict=True):
-            prompt = read_prompt(self.model, tokens)
-            dense = self._call(dense_text(self.model, prompt, MAX_NEW_TOKENS, self._stop))
-            coded = self._call(coded_text(self.model, codec, prompt, MAX_NEW_TOKENS, self._stop)[0])
-            right = {"dense_right": parsed(dense) == wanted, "coded_right": parsed(coded) == wanted}
-            calls.append({"wanted": wanted, "dense": dense, "coded": coded, **right})
-        known = [call for call in calls if call["dense_right"]]
+        advance(0, self.n_requests)
+        for text, requests in zip(self.texts, self.requests, strict=True):
+            with inference(self.model):
+                cache = dense_cache(self.model)
+                forward(self.model, cache, text[None])
+            for request, wanted, call in requests:
+                calls.append({"wanted": call, **self._asked(codec, text, cache, request, wanted)})
+                advance(len(calls), self.n_requests)
+        right = [call for call in calls if call["dense_right"]]
+        sure = [call for call in right if call["lead"] >= SURE]
         return {
             "metrics": {
-                "same": sum(call["coded_right"] for call in known) / len(known) if known else 0.0,
-                "dense_right": len(known) / len(calls),
+                "same": _share(right),
+                "dense_right": len(right) / len(calls),
                 "n_requests": len(calls),
+                "n_right": len(right),
+                "n_sure": len(sure),
+                "sure_same": _share(sure),
             },
             "calls": calls,
         }
 
-    def _call(self, tokens: list[int]) -> str:
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip().partition("\n")[0]
+    def _asked(self, codec: Codec, text: Tensor, read: Any, request: Tensor, wanted: Tensor) -> dict[str, Any]:
+        """Both models on one call. `lead` is the least of the dense model's over the tokens of the call; `coded` is
+        what the coded one writes up to its first other token."""
+        cache = deepcopy(read)
+        with inference(self.model):
+            before = forward(self.model, cache, request[None]).logits[0, -1]
+            coded = coded_copy(self.model, codec, torch.cat([text, request]), cache)
+        lead, _ = leads(self.model, cache, before, wanted)
+        coded_lead, said = leads(self.model, coded, before, wanted)
+        coded.close()
+        changed = (coded_lead <= 0).nonzero().flatten().tolist()
+        end = changed[0] if changed else len(wanted) - 1
+        return {
+            "dense_right": bool((lead > 0).all()),
+            "coded_right": not changed,
+            "lead": float(lead.min()),
+            "coded_lead": float(coded_lead.min()),
+            "coded": str(self.tokenizer.decode([*wanted[:end].tolist(), int(said[end])])).strip(),
+        }
 
-    @property
-    def _stop(self) -> tuple[int, ...]:
-        return tuple(self.tokenizer("\n", add_special_tokens=False)["input_ids"][-1:])
+    def _ids(self, text: str) -> Int[Tensor, " n"]:
+        made = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
+        return torch.tensor(made["input_ids"], device=HOST)
 
 
-def parsed(call: str) -> dict[str, Any] | None:
-    """The object that a line begins with, or None if it begins with none."""
-    try:
-        found, _ = json.JSONDecoder().raw_decode(call)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+def _share(calls: Sequence[dict[str, Any]]) -> float:
+    return sum(call["coded_right"] for call in calls) / len(calls) if calls else 0.0
 
 
-def _asked(tokenizer: Any, n_tokens: int, rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """A prompt of about `n_tokens` tokens, and the call it asks for."""
+def _asked(
+    tokenizer: Any, n_tokens: int, n_requests: int, rng: random.Random
+) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    """A text that makes prompts of about `n_tokens` tokens, and requests after it with the calls they ask for."""
     calls = [
         {
             "tool": "book",
@@ -118,16 +165,19 @@ def _asked(tokenizer: Any, n_tokens: int, rng: random.Random) -> tuple[str, dict
             "seats": rng.randrange(2, 40),
             "confirm": True,
         }
-        for _ in range(N_EXAMPLES + 1)
+        for _ in range(N_EXAMPLES + n_requests)
     ]
-    shown = "\n".join(f"{_request(call)}\n{BEGINNING} {json.dumps(call)}" for call in calls[:-1])
+    shown = "\n".join(f"{_request(call)}\n{BEGINNING} {json.dumps(call)}" for call in calls[:N_EXAMPLES])
+    asked = [(f"{_request(call)}\n{BEGINNING}", call) for call in calls[N_EXAMPLES:]]
     lines = essay(rng)
+
+    longest = max((request for request, _ in asked), key=len)
 
     def make(n: int) -> str:
         text = "\n".join(lines[:n])
-        return f"Each request becomes a call, as JSON.\n{shown}\n\n{text}\n\n{_request(calls[-1])}\n{BEGINNING}"
+        return f"Each request becomes a call, as JSON.\n{shown}\n\n{text}\n\n{longest}"
 
-    return fill(tokenizer, n_tokens, make, len(lines)), calls[-1]
+    return fill(tokenizer, n_tokens, make, len(lines)).removesuffix(longest), asked
 
 
 def _request(call: dict[str, Any]) -> str:

@@ -1,4 +1,9 @@
-"""Byte decoding on a CPU: a tile of tokens at a time, plane by plane, so that one table stays in the nearest cache."""
+"""Byte decoding on a CPU: a tile of tokens at a time, coefficient by coefficient, turned over at the end.
+
+    codes [planes t] ─▶ tile [c 64]: each column's 256 entries lie side by side and are read for 64 tokens ─▶ [t c]
+
+Entries in the order of columns would have each byte read another line of memory.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -34,7 +39,7 @@ def byte_decode(
     source, target = codes.numpy(), out.numpy()
 
     def run(first: int) -> None:
-        _decode(source, *flat, first, n_workers, target)
+        _decode(source, *flat, first, n_workers, np.empty((tables.n_coefficients, TILE), np.float32), target)
 
     others = [_pool(n_workers).submit(run, first) for first in range(1, n_workers)]
     run(0)
@@ -46,7 +51,7 @@ def byte_decode(
 def _flat(tables: ByteTables) -> tuple[np.ndarray, ...]:
     if "byte_decode" not in tables.prepared:
         tables.prepared["byte_decode"] = (
-            tables.entries.float().contiguous().numpy(),
+            tables.entries.float().T.contiguous().numpy(),
             tables.coefficient.to(torch.int64).contiguous().numpy(),
             np.array(tables.column_start, np.int64),
             np.array(tables.plane_start, np.int64),
@@ -63,21 +68,26 @@ def _compiled(made_of: str):
     """Kept on disk for these sources (karhunen.kernels.sources)."""
 
     @njit(cache=True, nogil=True)
-    def _decode(codes, entries, coefficient, column_start, plane_start, first, step, out):
+    def _decode(codes, entries, coefficient, column_start, plane_start, first, step, tile, out):
         """Items first, first + step, … of (batch, head, tile of tokens)."""
         if not made_of:
             return
-        b, h, t = out.shape[:3]
+        b, h, t, c = out.shape
         n_tiles = -(-t // TILE)
         for item in range(first, b * h * n_tiles, step):
             batch, head, begin = item // (h * n_tiles), item // n_tiles % h, item % n_tiles * TILE
             end = min(begin + TILE, t)
-            out[batch, head, begin:end] = 0
+            tile[:] = 0
             for plane in range(plane_start[head], plane_start[head + 1]):
-                for n in range(begin, end):
-                    code = codes[batch, plane, n]
-                    for column in range(column_start[plane], column_start[plane + 1]):
-                        out[batch, head, n, coefficient[column]] += entries[code, column]
+                named = codes[batch, plane, begin:end]
+                for column in range(column_start[plane], column_start[plane + 1]):
+                    row, meant = tile[coefficient[column]], entries[column]
+                    for n in range(end - begin):
+                        row[n] += meant[named[n]]
+            target = out[batch, head, begin:end]
+            for n in range(end - begin):
+                for i in range(c):
+                    target[n, i] = tile[i, n]
 
     return _decode
 

@@ -24,10 +24,20 @@ def byte_decode(
     """
     triton_launch.require_gpu(codes)
     b, _, t = codes.shape
+    if not b * t * tables.n_heads * tables.n_coefficients:
+        return torch.empty(b, tables.n_heads, t, tables.n_coefficients, device=codes.device)
+    out, call = planned(codes, tables, tile=tile)
+    call.launch()
+    return out
+
+
+def planned(
+    codes: UInt8[Tensor, "b s t"], tables: ByteTables, *, tile: int | None = None
+) -> tuple[Float[Tensor, "b h t c"], triton_launch.Call]:
+    """Where the coefficients will be, and the launch that gathers them."""
+    b, _, t = codes.shape
     h, c = tables.n_heads, tables.n_coefficients
     out = torch.empty(b, h, t, c, device=codes.device)
-    if not out.numel():
-        return out
     terms = entry_terms(tables, codes.device)
 
     def grid(meta: dict[str, int]) -> tuple[int, int, int]:
@@ -36,10 +46,8 @@ def byte_decode(
     arguments = (codes, *codes.stride(), *terms, tables.entries.shape[1], out, h, t, c)
     shapes = {"N_TERMS": terms.plane.shape[1], "WIDTH": triton.next_power_of_2(c), "enable_fp_fusion": False}
     if tile is None:
-        _decode_tuned[grid](*arguments, **shapes)
-    else:
-        _decode[grid](*arguments, **shapes, TILE=tile, num_warps=4)
-    return out
+        return out, triton_launch.Call(_decode_tuned, grid, arguments, shapes)
+    return out, triton_launch.Call(_decode, grid, arguments, shapes | {"TILE": tile, "num_warps": 4})
 
 
 @triton.jit(do_not_specialize=["t"])

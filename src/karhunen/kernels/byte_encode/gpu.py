@@ -30,25 +30,33 @@ def byte_encode(
     """
     require_agreement(coefficients, tables)
     triton_launch.require_gpu(coefficients)
+    b, h, t, _ = coefficients.shape
+    if not b * h * t * tables.n_planes:
+        return torch.empty(b, tables.n_planes, t, dtype=torch.uint8, device=coefficients.device)
+    codes, call = planned(coefficients, tables, tile=tile)
+    call.launch()
+    return codes
+
+
+def planned(
+    coefficients: Float[Tensor, "b h t c"], tables: ByteTables, *, tile: int | None = None
+) -> tuple[UInt8[Tensor, "b s t"], triton_launch.Call]:
+    """Where the bytes will be, and the launch that finds them."""
     b, h, t, c = coefficients.shape
     codes = torch.empty(b, tables.n_planes, t, dtype=torch.uint8, device=coefficients.device)
-    if not codes.numel():
-        return codes
     source = coefficients.detach().float().contiguous()
     refined = refines(tables)
     if refined and source.data_ptr() == coefficients.data_ptr():
         source = source.clone()
-    parts = _parts(tables, coefficients.device)
 
     def grid(meta: dict[str, int]) -> tuple[int, int, int]:
         return (-(-t // meta["TILE"]), h, b)
 
-    arguments = (source, codes, *parts, h, t, c, tables.n_planes)
+    arguments = (source, codes, *_parts(tables, coefficients.device), h, t, c, tables.n_planes)
+    constants = {"REFINES": refined, "enable_fp_fusion": False}
     if tile is None and not refined:  # timing runs a program many times, which a refined source does not bear
-        _encode_tuned[grid](*arguments, REFINES=False, enable_fp_fusion=False)
-    else:
-        _encode[grid](*arguments, REFINES=refined, TILE=tile or 32, num_warps=4, enable_fp_fusion=False)
-    return codes
+        return codes, triton_launch.Call(_encode_tuned, grid, arguments, constants)
+    return codes, triton_launch.Call(_encode, grid, arguments, constants | {"TILE": tile or 32, "num_warps": 4})
 
 
 def _parts(tables: ByteTables, device: torch.device) -> tuple[Tensor, ...]:

@@ -4,6 +4,7 @@
 |---|---|---|
 | `naive` | naive.py | any device, any float dtype: the definition |
 | `cpu` | cpu.py | Numba on x86 (AVX2, AVX-512) and ARM (NEON) |
+| `gpu` | gpu.py | Triton on CUDA |
 """
 
 from jaxtyping import Bool, Float, Int
@@ -15,7 +16,7 @@ from karhunen.kernels.scan_attention.frames import Frames
 
 __all__ = ["PATHS", "CodedTokens", "Frames", "Partial", "available", "scan_attention"]
 
-PATHS = ("naive", "cpu")
+PATHS = ("naive", "cpu", "gpu")
 
 
 def available(path: str) -> tuple[bool, str]:

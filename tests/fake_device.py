@@ -24,6 +24,8 @@ from karhunen.device import computes_float64
 from karhunen.kernels import paths, triton_launch
 
 HOST = torch.device("cpu")
+MEMORY_BYTES = 24 << 30
+"""What the device says it has free: plans are made for it, nothing is taken of it."""
 ANSWERS = {  # the shape or the value of the result depends on numbers
     "_local_scalar_dense", "nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount",
     "masked_select", "equal", "is_nonzero", "allclose", "histc",
@@ -60,6 +62,10 @@ class FakeTensor(Tensor):
     @property
     def is_cuda(self) -> bool:
         return True
+
+    def quantile(self, *args: Any, **kwargs: Any) -> "FakeTensor":
+        """Whole: torch makes it of parts that look for the device themselves."""
+        return self.home.take(self.inner.quantile(*_plain(args), **_plain(kwargs)))
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -179,16 +185,17 @@ class FakeDevice(TorchDispatchMode):
 def fake_device(float64: bool = True, triton: bool = False) -> Iterator[FakeDevice]:
     """A fake device for the duration; its kernels are the definitions unless `triton`, whose interpreter brings every
     argument to the host and back."""
-    own, interpreted = torch.cuda._lazy_init, triton_launch.INTERPRETED
+    own, interpreted = (torch.cuda._lazy_init, torch.cuda.mem_get_info), triton_launch.INTERPRETED
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) makes its numbers on the host first
     torch.cuda._lazy_init = lambda: None
+    torch.cuda.mem_get_info = lambda device=None: (MEMORY_BYTES, MEMORY_BYTES)
     triton_launch.INTERPRETED = interpreted and triton
     _forget()
     try:
         with FakeDevice(float64) as device:
             yield device
     finally:
-        torch.cuda._lazy_init, triton_launch.INTERPRETED = own, interpreted
+        (torch.cuda._lazy_init, torch.cuda.mem_get_info), triton_launch.INTERPRETED = own, interpreted
         torch._C._set_only_lift_cpu_tensors(False)
         _forget()
 

@@ -7,7 +7,7 @@ the symbols.
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import final
 
@@ -58,9 +58,9 @@ class BitFields(Layout):
             return symbols.to(torch.uint8)
         planes = torch.zeros(b, self.bytes_per_token + 3, t, dtype=torch.int32, device=symbols.device)
         for alike in self._alike:
-            shifted = symbols[:, alike.fields].int() << alike.shift
+            shifted = symbols[:, _at(alike.fields, planes.device)].int() << alike.shift
             for k, reached in enumerate(alike.planes):
-                planes[:, reached] |= (shifted >> (8 * k)) & 0xFF
+                planes[:, _at(reached, planes.device)] |= (shifted >> (8 * k)) & 0xFF
         return planes[:, : self.bytes_per_token].to(torch.uint8)
 
     def unpack(self, planes: UInt8[Tensor, "b p t"]) -> Int[Tensor, "b s t"]:
@@ -71,10 +71,10 @@ class BitFields(Layout):
         wide = planes.int()
         symbols = torch.zeros(b, len(self.widths), t, dtype=torch.int32, device=planes.device)
         for alike in self._alike:
-            value = wide[:, alike.planes[0]]
+            value = wide[:, _at(alike.planes[0], planes.device)]
             for k, reached in enumerate(alike.planes[1:], start=1):
-                value = value | (wide[:, reached] << (8 * k))
-            symbols[:, alike.fields] = (value >> alike.shift) & ((1 << alike.width) - 1)
+                value = value | (wide[:, _at(reached, planes.device)] << (8 * k))
+            symbols[:, _at(alike.fields, planes.device)] = (value >> alike.shift) & ((1 << alike.width) - 1)
         return symbols
 
     @cached_property
@@ -105,12 +105,23 @@ class _Alike:
 
     shift: int
     width: int
-    fields: slice | list[int]
-    planes: tuple[slice | list[int], ...]
+    fields: slice | tuple[int, ...]
+    planes: tuple[slice | tuple[int, ...], ...]
 
 
-def _stepped(places: list[int]) -> slice | list[int]:
+def _stepped(places: list[int]) -> slice | tuple[int, ...]:
     """The places as a slice where they are evenly spaced: a view, not a copy."""
     step = places[1] - places[0] if len(places) > 1 else 1
     even = all(b - a == step for a, b in pairwise(places))
-    return slice(places[0], places[-1] + 1, step) if even else places
+    return slice(places[0], places[-1] + 1, step) if even else tuple(places)
+
+
+def _at(places: slice | tuple[int, ...], device: torch.device) -> slice | Tensor:
+    """The places as they index a tensor of this device."""
+    return places if isinstance(places, slice) else _index(places, device)
+
+
+@lru_cache(maxsize=1024)
+def _index(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """Made once: the layers of a model are packed alike."""
+    return torch.tensor(places, device=device)

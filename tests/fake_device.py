@@ -63,6 +63,9 @@ class FakeTensor(Tensor):
     def is_cuda(self) -> bool:
         return True
 
+    def untyped_storage(self) -> Any:
+        return self.inner.untyped_storage()
+
     def quantile(self, *args: Any, **kwargs: Any) -> "FakeTensor":
         """Whole: torch makes it of parts that look for the device themselves."""
         return self.home.take(self.inner.quantile(*_plain(args), **_plain(kwargs)))

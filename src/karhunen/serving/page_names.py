@@ -7,6 +7,7 @@ store without meeting. What a tensor-parallel rank holds is named after its head
 last tokens of sliding layers) lies beside the page that ends there.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -64,6 +65,10 @@ class PageNames:
     def keys(self, tokens: Sequence[int], salt: str = "", known: Sequence[str] = ()) -> list[str]:
         """Of the whole pages of a text, without the suffix of a shard."""
         return page_keys(self.owner + salt.encode(), tokens, self.page_tokens, known)
+
+    def named(self, name: str) -> str:
+        """The key of a page that the engine has named itself, by a hash of all tokens up to its end."""
+        return hashlib.blake2b(self.owner + name.encode(), digest_size=16).hexdigest()
 
 
 def window_key(key: str) -> str:

@@ -6,7 +6,7 @@ Strict: an unknown setting is refused with the known ones, because a setting tha
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, final
 
 from karhunen.codec import Codec
 from karhunen.stores import Counted, open_store
@@ -34,7 +34,7 @@ class ServingSettings:
     timeout_seconds: float = 5.0
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> "ServingSettings":
         """ValueError for what is missing, unknown, or of another type."""
         known = [field.name for field in fields(cls)]
         if unknown := sorted(data.keys() - set(known)):

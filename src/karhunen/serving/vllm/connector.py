@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -21,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
+from vllm.version import __version__ as engine_version
 
 from karhunen.hf.checkpoint import checkpoint_fingerprint, checkpoint_folder, checkpoint_identity
 from karhunen.serving.settings import ServingSettings
@@ -51,7 +51,7 @@ class KarhunenConnector(KVConnectorBase_V1, SupportsHMA):  # pyright: ignore[rep
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        check_engine(vllm.__version__, vllm_config)
+        check_engine(engine_version, vllm_config)
         transfer = vllm_config.kv_transfer_config
         settings = ServingSettings.from_dict(transfer.kv_connector_extra_config)
         codec = settings.load_codec()

@@ -8,7 +8,6 @@ engine reads these tokens itself. Where layers have windows a prefix is restored
 
 import logging
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
@@ -16,14 +15,9 @@ from typing import final
 
 import torch
 
-from karhunen.pages import PageCodec
 from karhunen.serving.page_names import window_key
-from karhunen.serving.vllm.layout import EngineLayout
 from karhunen.serving.vllm.orders import Load
-from karhunen.serving.vllm.paged import PagedLayer
-from karhunen.serving.vllm.stats import Recorder
-from karhunen.serving.vllm.window import WindowPages
-from karhunen.stores import Counted
+from karhunen.serving.vllm.shared import Shared
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,12 +37,8 @@ class Outcome:
 class Loader:
     """Carries out loads, a few requests at a time."""
 
-    def __init__(
-        self, pages: PageCodec, windows: WindowPages, layers: Mapping[int, PagedLayer], layout: EngineLayout,
-        store: Counted, suffix: str, recorder: Recorder, loads_at_a_time: int,
-    ) -> None:  # fmt: skip
-        self.pages, self.windows, self.layers, self.layout = pages, windows, layers, layout
-        self.store, self.suffix, self.recorder = store, suffix, recorder
+    def __init__(self, shared: Shared, loads_at_a_time: int) -> None:
+        self.shared = shared
         self._pool = ThreadPoolExecutor(loads_at_a_time, thread_name_prefix="karhunen-load")
         self._lock = Lock()
         self._outcome = Outcome()
@@ -74,84 +64,84 @@ class Loader:
             with torch.inference_mode():
                 n_good = self._load(load)
         except Exception as error:  # noqa: BLE001  # the engine waits for this request and must hear of it
-            self.store.failed(f"{type(error).__name__}: {error}")
+            self.shared.store.failed(f"{type(error).__name__}: {error}")
             _LOG.warning("a prefix was not loaded: %s: %s", type(error).__name__, error)
-        self.recorder.time("decode_seconds", time.perf_counter() - start)
-        self.recorder.add("pages_loaded", n_good)
+        self.shared.recorder.time("decode_seconds", time.perf_counter() - start)
+        self.shared.recorder.add("pages_loaded", n_good)
         with self._lock:
             self._outcome.finished.add(load.request)
             if n_good < len(load.keys):
-                self.recorder.add("load_failures")
-                if len(self.layout.groups) > 1:
+                self.shared.recorder.add("load_failures")
+                if len(self.shared.layout.groups) > 1:
                     self._outcome.failed.add(load.request)
                 else:
                     self._outcome.invalid_blocks |= self._blocks_from(load, n_good)
 
     def _blocks_from(self, load: Load, page: int) -> set[int]:
-        tokens = max(load.start, (load.first_page + page) * self.layout.page_tokens)
-        return set(load.blocks[0][tokens // self.layout.groups[0].block_tokens :])
+        tokens = max(load.start, (load.first_page + page) * self.shared.layout.page_tokens)
+        return set(load.blocks[0][tokens // self.shared.layout.groups[0].block_tokens :])
 
     def _load(self, load: Load) -> int:
         """How many pages are in their blocks now."""
         found = self._pages(load)
         window = None
-        if self.layout.is_windowed and len(found) == len(load.keys):
+        if self.shared.layout.is_windowed and len(found) == len(load.keys):
             window = self._window(load)
-        if not found or (self.layout.is_windowed and window is None):
+        if not found or (self.shared.layout.is_windowed and window is None):
             return 0
-        first = load.first_page * self.layout.page_tokens
+        first = load.first_page * self.shared.layout.page_tokens
         skip = load.start - first  # of the first page the engine may have some tokens itself
-        for layer, (keys, values) in self.pages.decode_layers(found):
-            table = load.blocks[self.layout.group_of[layer]]
-            self.layers[layer].write(keys[:, skip:], values[:, skip:], load.start, table)
+        for layer, (keys, values) in self.shared.pages.decode_layers(found):
+            table = load.blocks[self.shared.layout.group_of[layer]]
+            self.shared.layers[layer].write(keys[:, skip:], values[:, skip:], load.start, table)
         for layer, (keys, values) in (window or {}).items():
-            group = self.layout.group_of[layer]
-            wanted = self.layout.window_tokens(self.layout.groups[group], load.stop)
+            group = self.shared.layout.group_of[layer]
+            wanted = self.shared.layout.window_tokens(self.shared.layout.groups[group], load.stop)
             own = max(0, load.start - wanted.start)
-            self.layers[layer].write(keys[:, own:], values[:, own:], wanted.start + own, load.blocks[group])
+            self.shared.layers[layer].write(keys[:, own:], values[:, own:], wanted.start + own, load.blocks[group])
         return len(found)
 
     def _pages(self, load: Load) -> list[bytes]:
         """As many as are there, whole, and what they should be."""
         found: list[bytes] = []
-        size = self.layout.page_tokens
+        size = self.shared.layout.page_tokens
         for i, key in enumerate(load.keys, start=load.first_page):
-            data = self.store.get(key + self.suffix)
+            data = self.shared.store.get(key + self.shared.suffix)
             if data is None:
                 break
             try:
-                frame = self.pages.open(data)
+                frame = self.shared.pages.open(data)
                 if (frame.first_token, frame.n_tokens) != (i * size, size):
                     raise ValueError(f"tokens from {frame.first_token} on, not those of page {i}")
-                if len(frame.sections) != len(self.pages.layers):
-                    raise ValueError(f"a page of {len(frame.sections)} layers, not of {len(self.pages.layers)}")
+                if len(frame.sections) != len(self.shared.pages.layers):
+                    raise ValueError(f"a page of {len(frame.sections)} layers, not of {len(self.shared.pages.layers)}")
             except ValueError as error:
-                self._refuse(key + self.suffix, error)
+                self._refuse(key + self.shared.suffix, error)
                 break
-            self.recorder.add("bytes_loaded", len(data))
+            self.shared.recorder.add("bytes_loaded", len(data))
             found.append(data)
         return found
 
     def _window(self, load: Load) -> dict[int, tuple[torch.Tensor, torch.Tensor]] | None:
-        key = window_key(load.keys[-1]) + self.suffix
-        data = self.store.get(key)
+        key = window_key(load.keys[-1]) + self.shared.suffix
+        data = self.shared.store.get(key)
         if data is None:
             return None
         lengths = {
-            layer: len(self.layout.window_tokens(group, load.stop))
-            for group in self.layout.groups
+            layer: len(self.shared.layout.window_tokens(group, load.stop))
+            for group in self.shared.layout.groups
             if group.window is not None
             for layer in group.layers
         }
         try:
-            window = self.windows.read(data, load.stop, lengths)
+            window = self.shared.windows.read(data, load.stop, lengths)
         except ValueError as error:
             self._refuse(key, error)
             return None
-        self.recorder.add("bytes_loaded", len(data))
+        self.shared.recorder.add("bytes_loaded", len(data))
         return window
 
     def _refuse(self, key: str, error: ValueError) -> None:
-        self.store.refuse(key, str(error))
-        self.recorder.add("refusals")
+        self.shared.store.refuse(key, str(error))
+        self.shared.recorder.add("refusals")
         _LOG.warning("page %s was refused: %s", key, error)

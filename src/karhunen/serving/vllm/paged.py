@@ -48,11 +48,11 @@ class PagedLayer:
         """KV heads held here."""
         return self.view.shape[1]
 
-    def snapshot(self, blocks: Int[Tensor, " b"]) -> Float[Tensor, "b h n c"]:
+    def snapshot(self, blocks: Int[Tensor, " b"]) -> Float[Tensor, "k h n c"]:
         """A copy of blocks, in the backend's order, made before the engine's next operation."""
         return self.view[self._own_blocks(blocks)]
 
-    def read(self, snapshot: Float[Tensor, "b h n c"]) -> tuple[Float[Tensor, "h t d"], Float[Tensor, "h t e"]]:
+    def read(self, snapshot: Float[Tensor, "k h n c"]) -> tuple[Float[Tensor, "h t d"], Float[Tensor, "h t e"]]:
         """Keys and values of a snapshot."""
         flat = snapshot.flatten(2)
         found: list[Tensor] = []

@@ -8,7 +8,7 @@ What does not fit the queue is not stored, and counted: a request is never kept 
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Condition, Thread
 from typing import final
@@ -16,14 +16,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from karhunen.pages import PageCodec
-from karhunen.pages.exact import shortest
 from karhunen.pages.plan import KeysValues
+from karhunen.serving.own_exact import own_exact
 from karhunen.serving.vllm.layout import EngineLayout
 from karhunen.serving.vllm.paged import PagedLayer
-from karhunen.serving.vllm.stats import Recorder
-from karhunen.serving.vllm.window import WindowPages
-from karhunen.stores import Counted
+from karhunen.serving.vllm.shared import Shared
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,12 +47,8 @@ class Copied:
 class Saver:
     """Codes what it is given, one after the other, in a thread of its own. `close` lets it finish."""
 
-    def __init__(
-        self, pages: PageCodec, windows: WindowPages, layers: Mapping[int, PagedLayer], layout: EngineLayout,
-        store: Counted, suffix: str, recorder: Recorder, max_queued_bytes: int,
-    ) -> None:  # fmt: skip
-        self.pages, self.windows, self.layers, self.layout = pages, windows, layers, layout
-        self.store, self.suffix, self.recorder = store, suffix, recorder
+    def __init__(self, shared: Shared, max_queued_bytes: int) -> None:
+        self.shared = shared
         self.max_queued_bytes = max_queued_bytes
         self._queue: SimpleQueue[Copied | None] = SimpleQueue()
         self._queued_bytes = 0
@@ -92,18 +85,18 @@ class Saver:
                 with torch.inference_mode():  # the engine's tensors were made in it
                     self._save(copied)
             except Exception as error:  # noqa: BLE001  # a page that is not stored must not end the engine
-                self.store.failed(f"{type(error).__name__}: {error}")
+                self.shared.store.failed(f"{type(error).__name__}: {error}")
                 _LOG.warning("pages %d … were not stored: %s: %s", copied.first_page, type(error).__name__, error)
             n_bytes = copied.n_bytes
             del copied
-            self.recorder.time("encode_seconds", time.perf_counter() - start)
+            self.shared.recorder.time("encode_seconds", time.perf_counter() - start)
             with self._changed:
                 self._queued_bytes -= n_bytes
                 self._changed.notify_all()
 
     def _save(self, copied: Copied) -> None:
-        keys = [key + self.suffix for key in copied.keys]
-        missing = [i for i, key in enumerate(keys) if not self.store.has(key)]
+        keys = [key + self.shared.suffix for key in copied.keys]
+        missing = [i for i, key in enumerate(keys) if not self.shared.store.has(key)]
         if not missing:
             return
         if copied.n_tokens is not None:
@@ -111,50 +104,37 @@ class Saver:
             return
         run = range(missing[0], missing[-1] + 1)
         vectors = {layer: self._read(layer, copy, len(keys), run) for layer, copy in copied.layers.items()}
-        size = self.layout.page_tokens
+        size = self.shared.layout.page_tokens
         positions = torch.arange((copied.first_page + run.start) * size, (copied.first_page + run.stop) * size)
-        made = self.pages.encode_pages(vectors, positions, size, self._exact(vectors))
+        made = self.shared.pages.encode_pages(vectors, positions, size, own_exact(self.shared.pages, vectors, size))
         dense = sum(key.nbytes + value.nbytes for key, value in vectors.values()) // len(run)
         for i in missing:
             self._keep(keys[i], made[i - run.start], dense)
 
     def _keep(self, key: str, data: bytes, dense_bytes: int) -> None:
-        if self.store.kept(key, data):
-            self.recorder.add("bytes_stored", len(data))
+        if self.shared.store.kept(key, data):
+            self.shared.recorder.add("bytes_stored", len(data))
             if dense_bytes:
-                self.recorder.add("pages_saved")
-                self.recorder.add("bytes_saved", dense_bytes - len(data))
+                self.shared.recorder.add("pages_saved")
+                self.shared.recorder.add("bytes_saved", dense_bytes - len(data))
         else:
-            self.recorder.add("store_failures")
+            self.shared.recorder.add("store_failures")
 
     def _read(self, layer: int, copy: Tensor, n_pages: int, run: range) -> KeysValues:
         per_page = copy.shape[0] // n_pages
-        keys, values = self.layers[layer].read(copy[run.start * per_page : run.stop * per_page])
+        keys, values = self.shared.layers[layer].read(copy[run.start * per_page : run.stop * per_page])
         return keys.cpu(), values.cpu()
 
     def _window(self, copied: Copied) -> bytes:
         assert copied.n_tokens is not None and copied.starts is not None, "a window says which tokens it holds"
         layers: dict[int, KeysValues] = {}
         for layer, copy in copied.layers.items():
-            group = self.layout.groups[self.layout.group_of[layer]]
-            wanted = self.layout.window_tokens(group, copied.n_tokens)
+            group = self.shared.layout.groups[self.shared.layout.group_of[layer]]
+            wanted = self.shared.layout.window_tokens(group, copied.n_tokens)
             run = slice(wanted.start - copied.starts[layer], wanted.stop - copied.starts[layer])
-            keys, values = self.layers[layer].read(copy)
+            keys, values = self.shared.layers[layer].read(copy)
             layers[layer] = (keys[:, run].cpu(), values[:, run].cpu())
-        return self.windows.write(layers, copied.n_tokens)
-
-    def _exact(self, vectors: Mapping[int, KeysValues]) -> dict[int, Tensor] | None:
-        """Of a shard, which has not all heads to take a token's length over: by its own heads' share of it."""
-        n_parts = self.pages.shard[1]
-        if n_parts == 1:
-            return None
-        found: dict[int, Tensor] = {}
-        for layer, given in vectors.items():
-            codec = self.pages.codec.layers.get(layer)
-            if codec is not None and codec.exceptions is not None:
-                rule = replace(codec.exceptions, threshold=codec.exceptions.threshold / n_parts**0.5)
-                found[layer] = shortest(rule, given, self.layout.page_tokens)
-        return found
+        return self.shared.windows.write(layers, copied.n_tokens)
 
 
 def copies(

@@ -13,6 +13,7 @@ from karhunen.serving.vllm.loading import Loader, Outcome
 from karhunen.serving.vllm.orders import Orders, SaveWindow
 from karhunen.serving.vllm.paged import PagedLayer
 from karhunen.serving.vllm.saving import Copied, Saver, copies
+from karhunen.serving.vllm.shared import Shared
 from karhunen.serving.vllm.startup import Plan
 from karhunen.serving.vllm.stats import Recorder
 from karhunen.serving.vllm.window import WindowPages
@@ -102,21 +103,21 @@ class WorkerHalf:
                 total += len(ids) * group.block_tokens * view.shape[1] * view.shape[3] * view.dtype.itemsize
         return total
 
-    def _parts(self, orders: Orders) -> tuple[Any, ...]:
+    def _shared(self, orders: Orders) -> Shared:
         pages = self.plan.page_codec(orders.weights)
         shapes = self.plan.codec.model.layers
         dims = {i: (shapes[i].key_dim, shapes[i].value_dim) for i in self.layers}
-        return (
+        return Shared(
             pages, WindowPages(pages, dims), self.layers, self.plan.layout, self.store, self.plan.shard.suffix,
             self.recorder,
         )  # fmt: skip
 
     def _saver_of(self, orders: Orders) -> Saver:
         if self._saver is None:
-            self._saver = Saver(*self._parts(orders), self.plan.settings.max_queued_bytes)
+            self._saver = Saver(self._shared(orders), self.plan.settings.max_queued_bytes)
         return self._saver
 
     def _loader_of(self, orders: Orders) -> Loader:
         if self._loader is None:
-            self._loader = Loader(*self._parts(orders), self.plan.settings.loads_at_a_time)
+            self._loader = Loader(self._shared(orders), self.plan.settings.loads_at_a_time)
         return self._loader

@@ -85,7 +85,7 @@ def spec(shape: LayerShape, parts: int = 1, **changes: Any) -> Any:
     """Of a layer, of one of `parts` ranks."""
     kind = FullAttentionSpec if shape.kind == "full" else SlidingWindowSpec
     sizes = {
-        "block_size": BLOCK, "num_kv_heads": shape.n_kv_heads // parts, "head_size": shape.key_dim,
+        "block_size": BLOCK, "num_kv_heads": max(1, shape.n_kv_heads // parts), "head_size": shape.key_dim,
         "head_size_v": shape.value_dim, "dtype": torch.float32, "sliding_window": shape.window_tokens,
     }  # fmt: skip
     return kind(**{**sizes, **changes})

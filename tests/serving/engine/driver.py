@@ -29,10 +29,11 @@ def main() -> None:
         start = time.perf_counter()
         try:
             answer = run(asked)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # it is the answer
             answer = {"error": f"{type(error).__name__}: {error}"}
         answer |= {"name": asked["name"], "seconds": round(time.perf_counter() - start, 1)}
-        print("ANSWER " + json.dumps(answer), flush=True)
+        sys.stdout.write(f"ANSWER {json.dumps(answer)}\n")
+        sys.stdout.flush()
         clean_up()
 
 

@@ -229,11 +229,11 @@ def fold(
     )  # fmt: skip
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True})
 def serve(
-    context: typer.Context,
     model: Annotated[str, typer.Argument(help="An embedded name, a local folder, or a model hub's id.")],
     codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.")],
+    others: Annotated[list[str] | None, typer.Argument(help="The server's own arguments.")] = None,
     store: Annotated[
         str | None,
         typer.Option("--store", help="A folder, redis://host:6379/0, or an address of fsspec's; default: our own."),
@@ -252,4 +252,4 @@ def serve(
     from karhunen.cli.serve import run
 
     asked = {"codec": str(codec), "store": store, "page_tokens": page_tokens, "max_store_bytes": max_store_bytes}
-    run(model, {name: value for name, value in asked.items() if value is not None}, role, context.args)
+    run(model, {name: value for name, value in asked.items() if value is not None}, role, others or ())

@@ -80,14 +80,13 @@ def step_seconds(llm: Any, prompt: list[int], n_steps: int, beside: Any) -> list
 
     sampling = SamplingParams(temperature=0, max_tokens=n_steps + 1, ignore_eos=True)
     llm.llm_engine.add_request(str(time.perf_counter()), {"prompt_token_ids": prompt}, sampling)
-    llm.llm_engine.step()
     found: list[float] = []
     while llm.llm_engine.has_unfinished_requests():
         beside()
         start = time.perf_counter()
-        llm.llm_engine.step()
-        found.append(time.perf_counter() - start)
-    return found[1:]
+        if llm.llm_engine.step():  # steps before the prompt is restored compute nothing
+            found.append(time.perf_counter() - start)
+    return found[2:]
 
 
 def beside(llm: Any, prompt: list[int], rounds: int, n_steps: int) -> dict[str, float]:
@@ -139,7 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codec", type=Path, required=True)
     parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--prompt-tokens", type=int, default=3 * BLOCK + 16)
+    parser.add_argument("--prompt-tokens", type=int, default=10 * BLOCK + 16)
     parser.add_argument("--new-tokens", type=int, default=10)
     parser.add_argument("--long-prompts", type=int, default=3)
     parser.add_argument("--long-tokens", type=int, default=4096 + 16)

@@ -61,6 +61,13 @@ def test_a_token_is_left_to_read() -> None:
     assert answer(half(holding(4)), request(4 * PAGE + 1)) == (4 * PAGE, True)
 
 
+def test_as_many_tokens_are_left_as_have_to_be_exact() -> None:
+    scheduler = half(holding(4), recent_tokens=PAGE + 1)
+    assert answer(scheduler, request(4 * PAGE)) == (2 * PAGE, True)
+    assert answer(scheduler, request(4 * PAGE + 1, "b")) == (3 * PAGE, True)
+    assert scheduler.orders({"b": 4 * PAGE}, blocks_of()).saves == [], "it is all in the store"
+
+
 @pytest.mark.parametrize("n_local", [3 * PAGE, 4 * PAGE])
 def test_what_the_engine_has_itself_is_not_offered(n_local: int) -> None:
     assert answer(half(holding(3)), request(10 * PAGE), n_local) == (0, False)

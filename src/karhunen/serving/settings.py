@@ -21,7 +21,9 @@ class ServingSettings:
 
     `page_tokens`: tokens of a page, None: one block of the engine. `max_store_bytes`: of a folder. `max_queued_bytes`:
     blocks copied and not yet coded; what does not fit is not stored. `loads_at_a_time`: requests whose pages are read
-    at once. `lookup_seconds`: a store that has not answered by then holds nothing. `timeout_seconds`: of Redis.
+    at once. `recent_tokens`: at least so many tokens at a prompt's end are read, not restored, and so exact; None: as
+    many as the codec's window keeps exact. `lookup_seconds`: a store that has not answered by then holds nothing.
+    `timeout_seconds`: of Redis.
     """
 
     codec: str
@@ -30,6 +32,7 @@ class ServingSettings:
     max_store_bytes: int | None = None
     max_queued_bytes: int = 1 << 30
     loads_at_a_time: int = 2
+    recent_tokens: int | None = None
     lookup_seconds: float = 2.0
     timeout_seconds: float = 5.0
 
@@ -45,6 +48,8 @@ class ServingSettings:
         for name, value in data.items():
             if name in WHOLE_NUMBERS and value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}={value!r} of karhunen is not a whole number above 0")
+            if name == "recent_tokens" and value is not None and (not isinstance(value, int) or value < 0):
+                raise ValueError(f"recent_tokens={value!r} of karhunen is not a number of tokens")
             if name.endswith("_seconds") and (not isinstance(value, int | float) or value <= 0):
                 raise ValueError(f"{name}={value!r} of karhunen is not a time above 0, in seconds")
         return cls(**data)

@@ -29,7 +29,7 @@ def run(engines: list[dict[str, Any]], seconds: float, log: Path) -> dict[str, d
 
 
 def transfer(codec: Path, store: Path | str, **settings: Any) -> dict[str, Any]:
-    return transfer_config(ServingSettings(str(codec), str(store), **settings))
+    return transfer_config(ServingSettings(str(codec), str(store), recent_tokens=0, **settings))
 
 
 def asked(

@@ -27,7 +27,7 @@ from karhunen.serving.settings import ServingSettings
 from karhunen.serving.vllm.metrics import KarhunenMetrics, KarhunenStats
 from karhunen.serving.vllm.orders import Orders
 from karhunen.serving.vllm.scheduling import SchedulerHalf
-from karhunen.serving.vllm.startup import check_engine, check_model, plan
+from karhunen.serving.vllm.startup import check_engine, check_model, plan, recent_tokens
 from karhunen.serving.vllm.stats import added
 from karhunen.serving.vllm.worker import WorkerHalf
 
@@ -68,7 +68,8 @@ class KarhunenConnector(KVConnectorBase_V1, SupportsHMA):  # pyright: ignore[rep
         weights = checkpoint_fingerprint(folder)
         self._scheduler = SchedulerHalf(
             self._plan.layout, self._plan.page_names(weights), self._store, self._plan.shard.all_suffixes, weights,
-            settings.lookup_seconds, saves=transfer.is_kv_producer, loads=transfer.is_kv_consumer,
+            settings.lookup_seconds, recent_tokens(settings, codec), saves=transfer.is_kv_producer,
+            loads=transfer.is_kv_consumer,
         )  # fmt: skip
         _LOG.info(
             "karhunen: pages of %d tokens in %s, codec %s (%s), weights %s",

@@ -38,11 +38,13 @@ class Found:
 @final
 @dataclass
 class Tracked:
-    """A request from its arrival to its end. `usable`: pages of its prompt that leave a token to read."""
+    """A request from its arrival to its end. `usable`: pages of its prompt that leave a token to read; `restorable`:
+    those that leave as many as have to be exact."""
 
     request: Any
     keys: list[str]
     usable: int
+    restorable: int
     found: "Future[Found]"
     since: float
     saved: int = 0
@@ -58,7 +60,7 @@ class SchedulerHalf:
 
     def __init__(
         self, layout: EngineLayout, names: PageNames, store: Counted, suffixes: Sequence[str], weights: str,
-        lookup_seconds: float, saves: bool = True, loads: bool = True,
+        lookup_seconds: float, recent_tokens: int = 0, saves: bool = True, loads: bool = True,
     ) -> None:  # fmt: skip
         self.layout = layout
         self.names = names
@@ -66,6 +68,7 @@ class SchedulerHalf:
         self.suffixes = list(suffixes)
         self.weights = weights
         self.lookup_seconds = lookup_seconds
+        self.recent_tokens = recent_tokens
         self.saves, self.loads = saves, loads
         self.recorder = Recorder()
         self._tracked: dict[str, Tracked] = {}
@@ -79,8 +82,9 @@ class SchedulerHalf:
         tokens = list(request.all_token_ids)
         keys = self.names.keys(tokens, request.cache_salt or "")
         usable = min(len(keys), max(0, len(tokens) - 1) // self.names.page_tokens)
-        found = self._pool.submit(self._look_up, keys, usable)
-        self._tracked[request.request_id] = Tracked(request, keys, usable, found, time.perf_counter())
+        restorable = min(usable, max(0, len(tokens) - max(1, self.recent_tokens)) // self.names.page_tokens)
+        found = self._pool.submit(self._look_up, keys, usable, restorable)
+        self._tracked[request.request_id] = Tracked(request, keys, usable, restorable, found, time.perf_counter())
 
     def matched(self, request: Any, n_local: int) -> tuple[int | None, bool]:
         """(tokens beyond `n_local` that can be loaded, beside the engine's steps); (None, …): ask again."""
@@ -128,7 +132,7 @@ class SchedulerHalf:
         if failed or invalid:  # what the store said is not so: ask it again before a request is offered anything
             for tracked in self._tracked.values():
                 if not tracked.is_loading and tracked.request.num_computed_tokens == 0:
-                    tracked.found = self._pool.submit(self._look_up, tracked.keys, tracked.usable)
+                    tracked.found = self._pool.submit(self._look_up, tracked.keys, tracked.usable, tracked.restorable)
                     tracked.since = time.perf_counter()
 
     def end(self, request_id: str) -> None:
@@ -150,16 +154,16 @@ class SchedulerHalf:
         tracked.found.set_result(Found())
         return Found()
 
-    def _look_up(self, keys: Sequence[str], usable: int) -> Found:
+    def _look_up(self, keys: Sequence[str], usable: int, restorable: int) -> Found:
         start = time.perf_counter()
         n_present = 0
         while n_present < usable and self._has(keys[n_present]):
             n_present += 1
-        n_restorable = n_present
+        n_restorable = min(n_present, restorable)
         while self.layout.is_windowed and n_restorable and not self._has(window_key(keys[n_restorable - 1])):
             n_restorable -= 1
         self.recorder.add("pages_found", n_restorable)
-        self.recorder.add("pages_missed", usable - n_restorable)
+        self.recorder.add("pages_missed", restorable - n_restorable)
         self.recorder.time("lookup_seconds", time.perf_counter() - start)
         return Found(n_present, n_restorable)
 
@@ -186,9 +190,9 @@ class SchedulerHalf:
     def _plan_windows(
         self, orders: Orders, tracked: Tracked, found: Found, computed: range, blocks_of: BlocksOf
     ) -> None:
-        """At the last page of the prompt, and where the prompts of others have gone another way."""
+        """At the last page of the prompt, at the last that may be restored, and where others' prompts have parted."""
         page, name = self.names.page_tokens, tracked.request.request_id
-        for end in {tracked.usable, found.n_present} - tracked.windows - {0, found.n_restorable}:
+        for end in {tracked.usable, tracked.restorable, found.n_present} - tracked.windows - {0, found.n_restorable}:
             if computed.start <= end * page <= computed.stop and (blocks := blocks_of(name)) is not None:
                 tracked.windows.add(end)
                 own = tuple(tuple(ids) for ids in blocks)

@@ -16,6 +16,7 @@ from karhunen.serving.page_names import HeadShard, PageNames
 from karhunen.serving.settings import ServingSettings
 from karhunen.serving.vllm.layout import EngineLayout, Group
 from karhunen.statistics.identity import LayerShape, ModelIdentity
+from karhunen.windows.sink_recent import SinkRecent
 
 ENGINES = ("0.32",)
 """Releases of vLLM whose connector interface this was run against."""
@@ -98,6 +99,13 @@ def plan(config: Any, cache: Any, settings: ServingSettings, codec: Codec) -> Pl
     made = Plan(settings, codec, EngineLayout(tuple(groups), page_tokens), shard, dtypes.pop(), names)
     made.page_codec("").page_bytes(page_tokens)  # refuses lengths, windows and shards that make no pages
     return made
+
+
+def recent_tokens(settings: ServingSettings, codec: Codec) -> int:
+    """How many tokens at a prompt's end are read in any case."""
+    if settings.recent_tokens is not None:
+        return settings.recent_tokens
+    return codec.window.recent if isinstance(codec.window, SinkRecent) else 0
 
 
 def layer_index(name: str) -> int:

@@ -21,7 +21,7 @@ from tests.serving.stand_in import (
 
 from karhunen.serving.page_names import HeadShard
 from karhunen.serving.settings import ServingSettings
-from karhunen.serving.vllm.startup import check_engine, check_model, layer_index, plan
+from karhunen.serving.vllm.startup import check_engine, check_model, layer_index, plan, recent_tokens
 from karhunen.statistics.identity import LayerShape
 
 SETTINGS = ServingSettings("codec", "store")
@@ -107,6 +107,12 @@ def test_a_cache_that_pages_cannot_hold_is_refused(what: str) -> None:
         plan(engine_config(), cache_config(group), SETTINGS, codec)
 
 
+def test_as_many_tokens_are_read_as_the_codec_keeps_exact() -> None:
+    codec = codec_of(FULL)
+    assert recent_tokens(SETTINGS, codec) == codec.window.recent == 20  # type: ignore[attr-defined]
+    assert recent_tokens(replace(SETTINGS, recent_tokens=0), codec) == 0
+
+
 def test_page_lengths_that_cut_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="no multiple of the engine's block"):
         plan_of(FULL, page_tokens=BLOCK + 8)
@@ -143,6 +149,7 @@ def test_layers_without_a_number_are_refused(name: str) -> None:
         ({"codec": "a", "store": "b", "page_tokens": 0}, "whole number above 0"),
         ({"codec": "a", "store": "b", "max_queued_bytes": "1G"}, "whole number above 0"),
         ({"codec": "a", "store": "b", "lookup_seconds": -1}, "in seconds"),
+        ({"codec": "a", "store": "b", "recent_tokens": -1}, "number of tokens"),
     ],
     ids=str,
 )

@@ -241,6 +241,12 @@ def serve(
     page_tokens: Annotated[
         int | None, typer.Option("--page-tokens", min=1, help="A multiple of the engine's block; default: one block.")
     ] = None,
+    recent_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--recent-tokens", min=0, help="At a prompt's end, read in any case; default: the codec's window."
+        ),
+    ] = None,
     max_store_bytes: Annotated[
         int | None, typer.Option("--max-store-bytes", min=1, help="Of a folder; the least recently used go first.")
     ] = None,
@@ -251,5 +257,8 @@ def serve(
     """vLLM's OpenAI server with prefixes kept in a store, on 127.0.0.1; other arguments are the server's own."""
     from karhunen.cli.serve import run
 
-    asked = {"codec": str(codec), "store": store, "page_tokens": page_tokens, "max_store_bytes": max_store_bytes}
+    asked = {
+        "codec": str(codec), "store": store, "page_tokens": page_tokens, "recent_tokens": recent_tokens,
+        "max_store_bytes": max_store_bytes,
+    }  # fmt: skip
     run(model, {name: value for name, value in asked.items() if value is not None}, role, others or ())

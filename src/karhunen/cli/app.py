@@ -244,7 +244,7 @@ def serve(
     recent_tokens: Annotated[
         int | None,
         typer.Option(
-            "--recent-tokens", min=0, help="At a prompt's end, read in any case; default: the codec's window."
+            "--recent-tokens", min=0, help="Read in any case, at a prompt's end; default: the codec's."
         ),
     ] = None,
     max_store_bytes: Annotated[

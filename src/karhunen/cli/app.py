@@ -243,9 +243,7 @@ def serve(
     ] = None,
     recent_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--recent-tokens", min=0, help="Read in any case, at a prompt's end; default: the codec's."
-        ),
+        typer.Option("--recent-tokens", min=0, help="Read in any case, at a prompt's end; default: the codec's."),
     ] = None,
     max_store_bytes: Annotated[
         int | None, typer.Option("--max-store-bytes", min=1, help="Of a folder; the least recently used go first.")

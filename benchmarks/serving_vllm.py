@@ -122,6 +122,15 @@ def texts(tokenizer: Any, n: int, n_tokens: int, skip: int = 0) -> list[list[int
     return [ids[start : start + n_tokens] for start in starts]
 
 
+def until_parting(ours: list[list[int]], theirs: list[list[int]]) -> float:
+    """Share of equal tokens among those whose text before them is equal: one that differs ends its continuation."""
+    lengths = [
+        next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    return sum(lengths) / sum(min(n + 1, len(a)) for n, a in zip(lengths, ours, strict=True))
+
+
 def unmodified(model: Path, prompts: list[list[int]], n_new: int, kept: Path | None) -> list[list[int]]:
     """The engine's own continuations, read from `kept` if it holds them."""
     asked = json.dumps([prompts, n_new])
@@ -174,6 +183,7 @@ def main() -> None:
             "blocks_served": sum(output.num_cached_tokens for output in again) / whole,
             "equal_tokens": sum(x == y for x, y in pairs) / len(pairs),
             "equal_first_tokens": sum(a[0] == b[0] for a, b in zip(tokens, own, strict=True)) / len(own),
+            "equal_until_parting": until_parting(tokens, own),
             "equal_continuations": sum(a == b for a, b in zip(tokens, own, strict=True)),
         }
         print(json.dumps(figures), flush=True)

@@ -53,16 +53,22 @@ def cached(answer: dict[str, Any]) -> list[list[int]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_of_the_unmodified_engine(answers: Answers, family: str) -> None:
-    """int8 pages: what differs is far below what decides a token, but where two tokens are as likely."""
+    """Models with random weights find many tokens nearly as likely, so continuations part; a wrong cache would show in
+    every first token, and in most of the others."""
     pairs = [
         (output, other)
         for step, alone in zip(answers[family]["steps"], answers[f"{family} alone"]["steps"], strict=True)
         for output, other in zip(step, alone, strict=True)
     ]
+    equal = asked = 0
+    for output, other in pairs:
+        lengths = [i for i, (x, y) in enumerate(zip(output["tokens"], other["tokens"], strict=True)) if x != y]
+        equal += (lengths or [16])[0]
+        asked += min(16, (lengths or [16])[0] + 1)
+        if not lengths:
+            assert output["logprob"] == pytest.approx(other["logprob"], abs=0.5)
     assert all(output["tokens"][0] == other["tokens"][0] for output, other in pairs)
-    alike = [(output, other) for output, other in pairs if output["tokens"] == other["tokens"]]
-    assert len(alike) >= len(pairs) - 2
-    assert all(output["logprob"] == pytest.approx(other["logprob"], abs=0.5) for output, other in alike)
+    assert equal / asked > 0.95
 
 
 @pytest.mark.parametrize("family", FAMILIES)

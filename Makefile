@@ -3,6 +3,7 @@
 # make test    environment, lint, types and every test; what CI runs
 # make lint    ruff and pyright only          make env     the environment only (.venv)
 # make format  let ruff rewrite               make clean   remove what make made here
+# make test-serving    its own environment with vLLM (CPU build) and LMCache, and the tests that run them
 #
 # PYTHON=python3.12 chooses an interpreter; PYTEST_ARGS='-m "not model"' goes to pytest, DEMO_ARGS to the demo.
 
@@ -10,13 +11,15 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env test lint types format demo leaderboard clean
+.PHONY: help env test lint types format demo leaderboard env-serving test-serving clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-pyproject-and-constraints
 TOOLS := $(VENV)/.tools-from-pyproject-and-constraints
+SERVING := .venv-serving
+SERVING_STAMP := $(SERVING)/.made-from-requirements
 EXTRAS := hf,cpu,plots,monitoring,redis,urls
 TOOL_EXTRAS := eval,dev
 PYTEST_ARGS ?=
@@ -74,6 +77,19 @@ demo: $(STAMP)
 leaderboard: $(STAMP)
 	$(BIN)/karhunen leaderboard $(LEADERBOARD_ARGS)
 
+env-serving: $(SERVING_STAMP)
+
+$(SERVING_STAMP): requirements-serving.txt pyproject.toml
+	@$(SERVING)/bin/python -m pip --version >/dev/null 2>&1 </dev/null || $(PYTHON) -m venv --clear $(SERVING) </dev/null
+	@echo "env-serving: installing vLLM and LMCache into $(SERVING): minutes, and 2 GB; pip's words go to $(SERVING)/install.log"
+	@{ $(SERVING)/bin/python -m pip --no-input install --no-deps -r requirements-serving.txt && \
+	   $(SERVING)/bin/python -m pip --no-input install --no-deps -e .; } >>$(SERVING)/install.log 2>&1 </dev/null || { \
+	    echo "env-serving: pip failed; its last lines:" >&2; tail -n 15 $(SERVING)/install.log >&2; exit 1; }
+	@touch $@
+
+test-serving: $(SERVING_STAMP)
+	$(SERVING)/bin/python -m pytest tests/serving $(PYTEST_ARGS) </dev/null
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SERVING) build dist .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

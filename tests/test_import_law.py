@@ -47,10 +47,12 @@ ONLY_IMPORTERS = {
     "huggingface_hub": {"hf"},
     "lm_eval": {"evaluation"},
     "vllm": {"serving"},
+    "lmcache": {"serving"},
+    "sglang": {"serving"},
     "redis": {"stores"},
     "fsspec": {"stores"},
 }
-HEAVY = ("transformers", "numba", "triton", "vllm")
+HEAVY = ("transformers", "numba", "triton", "vllm", "lmcache", "prometheus_client")
 EMPTY_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 CACHE_FOLDER_READER = Path("hf") / "embedded.py"
 HANDS_IT_ON = Path("hf") / "packages.py"  # whole, to pip

@@ -73,10 +73,12 @@ def test_every_store_gives_back_what_was_put(store: Store) -> None:
     assert store.has("ab12")
     store.put("ab12", b"other")
     assert store.get("ab12") == b"other"
+    assert sorted(store.keys()) == ["ab12", "ab13"]
     store.remove("ab12")
     store.remove("ab12")
     assert store.get("ab12") is None
     assert store.get("ab13") == b""
+    assert list(store.keys()) == ["ab13"]
 
 
 def test_many_keys_are_asked_for_in_their_order(store: Store) -> None:

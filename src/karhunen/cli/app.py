@@ -24,6 +24,7 @@ from karhunen.cli.options import (
     share,
     word,
 )
+from karhunen.cli.prefix import prefix
 from karhunen.cli.scoring import scoring
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(scoring)
+app.add_typer(prefix, name="prefix")
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C
 
@@ -287,3 +289,36 @@ def fold(
     run(
         output, model, codec, key_rank, value_rank, correct_output, tuple(text or ()), max_tokens, dtype, as_json
     )  # fmt: skip
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def serve(
+    model: Annotated[str, typer.Argument(help="An embedded name, a local folder, or a model hub's id.")],
+    codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.")],
+    others: Annotated[list[str] | None, typer.Argument(help="The server's own arguments.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", help="A folder, redis://host:6379/0, or an address of fsspec's; default: our own."),
+    ] = None,
+    page_tokens: Annotated[
+        int | None, typer.Option("--page-tokens", min=1, help="A multiple of the engine's block; default: one block.")
+    ] = None,
+    recent_tokens: Annotated[
+        int | None,
+        typer.Option("--recent-tokens", min=0, help="Read in any case, at a prompt's end; default: the codec's."),
+    ] = None,
+    max_store_bytes: Annotated[
+        int | None, typer.Option("--max-store-bytes", min=1, help="Of a folder; the least recently used go first.")
+    ] = None,
+    role: Annotated[
+        str, typer.Option("--role", help="both; prefill: pages are stored only; decode: pages are loaded only.")
+    ] = "both",
+) -> None:
+    """vLLM's OpenAI server with prefixes kept in a store, on 127.0.0.1; other arguments are the server's own."""
+    from karhunen.cli.serve import run
+
+    asked = {
+        "codec": str(codec), "store": store, "page_tokens": page_tokens, "recent_tokens": recent_tokens,
+        "max_store_bytes": max_store_bytes,
+    }  # fmt: skip
+    run(model, {name: value for name, value in asked.items() if value is not None}, role, others or ())

@@ -91,15 +91,22 @@ def weights_hash(model: nn.Module) -> str:
     for parameter in body.parameters():
         if not parameter.dtype.is_floating_point or parameter.element_size() < 2 or parameter.is_meta:
             return ""
-        digests.append(_sample_digest(parameter.detach()))
+        weight = parameter.detach()
+        sample = weight.flatten()[sampled_at(weight.numel()).to(weight.device)]
+        digests.append(sample_digest(tuple(weight.shape), sample))
     return hashlib.sha256(b"".join(sorted(digests))).hexdigest()[:16]
 
 
-def _sample_digest(weight: Tensor) -> bytes:
-    count = weight.numel()
-    where = torch.linspace(0, max(count - 1, 0), min(WEIGHT_SAMPLES, count), dtype=torch.float64, device=HOST).long()
-    sample = weight.flatten()[where.to(weight.device)].to(torch.bfloat16).view(torch.int16).cpu()
-    return hashlib.sha256(repr(tuple(weight.shape)).encode() + sample.numpy().tobytes()).digest()
+def sampled_at(count: int) -> Tensor:
+    """Which of a weight's `count` numbers, flattened, its hash is of."""
+    return torch.linspace(0, max(count - 1, 0), min(WEIGHT_SAMPLES, count), dtype=torch.float64, device=HOST).long()
+
+
+def sample_digest(shape: tuple[int, ...], sample: Tensor) -> bytes:
+    """Of one weight."""
+    return hashlib.sha256(
+        repr(shape).encode() + sample.to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes()
+    ).digest()
 
 
 def _architectural(config: dict[str, Any]) -> dict[str, Any]:

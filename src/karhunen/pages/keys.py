@@ -14,13 +14,13 @@ from collections.abc import Sequence
 KEY_BYTES = 16
 
 
-def page_keys(owner: bytes, tokens: Sequence[int], page_tokens: int) -> list[str]:
-    """A key of 32 hex digits for each whole page of `tokens`."""
+def page_keys(owner: bytes, tokens: Sequence[int], page_tokens: int, known: Sequence[str] = ()) -> list[str]:
+    """A key of 32 hex digits for each whole page of `tokens`. `known`: those of its first pages, not made again."""
     if page_tokens < 1:
         raise ValueError(f"page_tokens={page_tokens} is not a page; use 1 or more")
-    key = _hash(owner + struct.pack("<Q", page_tokens))
-    keys: list[str] = []
-    for start in range(0, len(tokens) - page_tokens + 1, page_tokens):
+    key = bytes.fromhex(known[-1]) if known else _hash(owner + struct.pack("<Q", page_tokens))
+    keys = list(known)
+    for start in range(len(known) * page_tokens, len(tokens) - page_tokens + 1, page_tokens):
         page = tokens[start : start + page_tokens]
         key = _hash(key + struct.pack(f"<{page_tokens}q", *page))
         keys.append(key.hex())

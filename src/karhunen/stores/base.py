@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 SAFE = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.")
 
@@ -31,6 +31,10 @@ class Store(ABC):
     @abstractmethod
     def remove(self, key: str) -> None:
         """Keep nothing under the key any more; nothing happens if nothing was."""
+
+    @abstractmethod
+    def keys(self) -> Iterable[str]:
+        """Of all that is kept, in no order that a caller may rely on."""
 
 
 def check_key(key: str) -> None:

@@ -92,6 +92,10 @@ class Counted(Store):
         """Remove it if that can be done."""
         self._tried(lambda: self.inner.remove(key), None)
 
+    def keys(self) -> list[str]:
+        """Of all that is there; none if it cannot be asked for."""
+        return self._tried(lambda: list(self.inner.keys()), [])
+
     def refuse(self, key: str, reason: str) -> None:
         """What `get` gave for this key was not what its reader wanted: a miss after all. It is removed, so that what is
         right can take its place."""

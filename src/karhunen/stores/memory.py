@@ -49,6 +49,11 @@ class MemoryStore(Store):
         with self._lock:
             self._n_bytes -= len(self._held.pop(key, b""))
 
+    def keys(self) -> list[str]:
+        """As in `Store`, the least recently used first."""
+        with self._lock:
+            return list(self._held)
+
     @property
     def n_bytes(self) -> int:
         """Held now."""

@@ -1,6 +1,6 @@
 """Pages in a Redis server, which drops the least recently used itself where it is told to (`maxmemory-policy`)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from karhunen.stores.base import Store, check_key
@@ -21,6 +21,17 @@ class RedisStore(Store):
         self.prefix = prefix
         self.ttl_seconds = ttl_seconds
         self._client: Any = redis.Redis.from_url(url, **options)
+
+    @classmethod
+    def at(cls, url: str, timeout_seconds: float) -> "RedisStore":
+        """One that does not wait: a server that is away, or slower than `timeout_seconds`, is an error at once. A
+        connection that was lost, as when the server is started again, is made anew once."""
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        return cls(
+            url, socket_timeout=timeout_seconds, socket_connect_timeout=timeout_seconds, retry=Retry(NoBackoff(), 1)
+        )
 
     def get(self, key: str) -> bytes | None:
         """As in `Store`."""
@@ -48,6 +59,12 @@ class RedisStore(Store):
     def remove(self, key: str) -> None:
         """As in `Store`."""
         self._client.delete(self._name(key))
+
+    def keys(self) -> Iterator[str]:
+        """As in `Store`."""
+        for name in self._client.scan_iter(match=f"{self.prefix}*", count=1000):
+            text = name.decode() if isinstance(name, bytes) else str(name)
+            yield text.removeprefix(self.prefix)
 
     def _name(self, key: str) -> str:
         check_key(key)

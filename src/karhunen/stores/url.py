@@ -4,7 +4,7 @@ Object stores take an object whole or not at all. Elsewhere a page is written be
 file system tears nevertheless, the page's checksum finds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from secrets import token_hex
 from typing import Any, final
@@ -64,6 +64,14 @@ class UrlStore(Store):
         path = self._path(key)
         if self._fs.exists(path):
             self._fs.rm_file(path)
+
+    def keys(self) -> Iterator[str]:
+        """As in `Store`."""
+        if self._fs.exists(self._root):
+            for path in self._fs.find(self._root):
+                name = path.rpartition("/")[2]
+                if name.endswith(".page"):
+                    yield name.removesuffix(".page")
 
     def _path(self, key: str) -> str:
         check_key(key)

@@ -20,8 +20,13 @@ from karhunen.cli import run
 
 CTRL_C = b"\x03"
 SOURCE = Path(__file__).parents[2] / "src"
-COMMAND = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from karhunen.cli import main; main()"
-"""The command as a process of its own whose terminal is the one at its stdin, so that keys reach it as signals."""
+COMMAND = (
+    "import fcntl, signal, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGINT, signal.default_int_handler); from karhunen.cli import main; main()"
+)
+"""The command as a process of its own whose terminal is the one at its stdin, so that keys reach it as signals. What a
+script runs in the background has Ctrl-C ignored, and so has all that it starts, unless told otherwise."""
+LONGEST_SECONDS = 240
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -87,6 +92,8 @@ def interrupted_in_terminal(arguments: list[str], columns: int, when: str) -> Sh
     )
     os.close(theirs)
     sent = b""
+    overdue = threading.Timer(LONGEST_SECONDS, child.kill)
+    overdue.start()
     try:
         while not re.search(when, ESCAPE.sub("", sent.decode(errors="replace"))):
             piece = _read(ours)
@@ -96,6 +103,7 @@ def interrupted_in_terminal(arguments: list[str], columns: int, when: str) -> Sh
         sent += read_to_end(ours).encode()
         code = child.wait(30)
     finally:
+        overdue.cancel()
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()

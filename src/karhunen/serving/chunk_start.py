@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.codec import Codec
+from karhunen.device import HOST
 
 
 def needs_start(codec: Codec) -> bool:
@@ -36,14 +37,14 @@ def chunk_start(codec: Codec, keys: Mapping[int, Float[Tensor, "h t d"]], first_
     `first_head`: which of a layer's heads the given ones begin with.
     """
     n_tokens = next(iter(keys.values())).shape[1]
-    starts = torch.arange(0, max(max_tokens, 1), n_tokens)
-    score = torch.zeros(len(starts), dtype=torch.float64)
+    starts = torch.arange(0, max(max_tokens, 1), n_tokens, device=HOST)
+    score = torch.zeros(len(starts), dtype=torch.float64, device=HOST)
     for layer, x in keys.items():
         side = codec.layers[layer].key if layer in codec.layers else None
         if side is None or side.mean is None or side.rotary is None:
             continue
         mean = side.mean[first_head : first_head + len(x)].double()
-        own = side.rotary.rotate(x.double(), -torch.arange(n_tokens)).mean(1)
+        own = side.rotary.rotate(x.double(), -torch.arange(n_tokens, device=HOST)).mean(1)
         turned = side.rotary.rotate(own[:, None].expand(-1, len(starts), -1), -starts)
         score += (turned * mean[:, None]).sum((0, 2)) / mean.square().sum().clamp_min(1e-12)
     return int(starts[score.argmax()])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from karhunen.codec import Codec
+from karhunen.device import HOST
 from karhunen.pages import PageCodec
 from karhunen.pages.frame import read
 from karhunen.serving.chunk_start import can_find_start, chunk_start, needs_start
@@ -112,7 +113,7 @@ class ChunkCodec:
         layers = {layer: layout.vectors(chunk, i, shapes[layer].key_dim) for i, layer in enumerate(pages.layers)}
         if start is None:
             start = self._start(layers, pages.shard[0] * layout.n_heads)
-        positions = torch.arange(start, start + layout.n_tokens)
+        positions = torch.arange(start, start + layout.n_tokens, device=HOST)
         return pages.encode(layers, positions, own_exact(pages, layers, layout.n_tokens))
 
     def decode(self, page: bytes, chunk: Tensor, part: int = 0) -> None:

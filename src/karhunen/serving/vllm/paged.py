@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from karhunen.device import HOST
+
 BASE = 64  # digits of a number that every dtype of a cache holds exactly
 
 Order = tuple[Int[Tensor, "n d"], Int[Tensor, "n e"]]
@@ -65,8 +67,8 @@ class PagedLayer:
         self, keys: Float[Tensor, "h t d"], values: Float[Tensor, "h t e"], first: int, blocks: Sequence[int]
     ) -> None:
         """Vectors of the tokens from `first` on; `blocks` is the request's table from its first token on."""
-        tokens = torch.arange(first, first + keys.shape[1])
-        table = torch.tensor(list(blocks), dtype=torch.int64)
+        tokens = torch.arange(first, first + keys.shape[1], device=HOST)
+        table = torch.tensor(list(blocks), dtype=torch.int64, device=HOST)
         slots = table[tokens // self.block_tokens] * self.block_tokens + tokens % self.block_tokens
         self._update(keys, values, self.view, slots)
 
@@ -79,7 +81,7 @@ class PagedLayer:
 
     def _own_blocks(self, blocks: Int[Tensor, " b"]) -> Int[Tensor, " k"]:
         split = self.block_tokens // self.view.shape[2]
-        own = blocks[:, None] * split + torch.arange(split) if split > 1 else blocks
+        own = blocks[:, None] * split + torch.arange(split, device=HOST) if split > 1 else blocks
         return own.flatten().to(self.view.device)
 
     def _update(self, keys: Tensor, values: Tensor, cache: Tensor, slots: Tensor) -> None:
@@ -88,24 +90,24 @@ class PagedLayer:
 
     def _find_order(self) -> Order:
         n_tokens, content = self.view.shape[2:]
-        numbers = torch.arange(1, n_tokens * (self.key_dim + self.value_dim) + 1)
+        numbers = torch.arange(1, n_tokens * (self.key_dim + self.value_dim) + 1, device=HOST)
         keys = numbers[: n_tokens * self.key_dim].view(n_tokens, self.key_dim)
         values = numbers[n_tokens * self.key_dim :].view(n_tokens, self.value_dim)
         # two blocks like the cache's own, the second is written: a backend may give the first a meaning
         cache = torch.empty_strided(
             (2, *self.view.shape[1:]), self.view.stride(), dtype=self.view.dtype, device=self.view.device
         )
-        seen = torch.zeros(self.n_heads, n_tokens * content, dtype=torch.int64)
+        seen = torch.zeros(self.n_heads, n_tokens * content, dtype=torch.int64, device=HOST)
         place = 1
         while place <= len(numbers):
             cache.zero_()
             digits = [(x // place % BASE).to(self.view.dtype).expand(self.n_heads, *x.shape) for x in (keys, values)]
-            self._update(digits[0], digits[1], cache, torch.arange(n_tokens, 2 * n_tokens))
+            self._update(digits[0], digits[1], cache, torch.arange(n_tokens, 2 * n_tokens, device=HOST))
             seen += cache[1].flatten(1).long().cpu() * place
             place *= BASE
-        where = torch.full((len(numbers) + 1,), -1)
+        where = torch.full((len(numbers) + 1,), -1, device=HOST)
         if int(seen.max()) <= len(numbers) and int(seen.min()) >= 0 and bool((seen == seen[0]).all()):
-            where[seen[0]] = torch.arange(seen.shape[1])
+            where[seen[0]] = torch.arange(seen.shape[1], device=HOST)
         if bool((where[1:] < 0).any()):
             raise ValueError(
                 f"{type(self.attention.impl).__name__} does not keep vectors as they are (it rounds or mixes them), "

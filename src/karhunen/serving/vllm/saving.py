@@ -16,6 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from karhunen.device import HOST
 from karhunen.pages.plan import KeysValues
 from karhunen.serving.own_exact import own_exact
 from karhunen.serving.vllm.layout import EngineLayout
@@ -105,7 +106,9 @@ class Saver:
         run = range(missing[0], missing[-1] + 1)
         vectors = {layer: self._read(layer, copy, len(keys), run) for layer, copy in copied.layers.items()}
         size = self.shared.layout.page_tokens
-        positions = torch.arange((copied.first_page + run.start) * size, (copied.first_page + run.stop) * size)
+        positions = torch.arange(
+            (copied.first_page + run.start) * size, (copied.first_page + run.stop) * size, device=HOST
+        )
         made = self.shared.pages.encode_pages(vectors, positions, size, own_exact(self.shared.pages, vectors, size))
         dense = sum(key.nbytes + value.nbytes for key, value in vectors.values()) // len(run)
         for i in missing:
@@ -144,6 +147,6 @@ def copies(
     found: dict[int, Tensor] = {}
     for group, ids in zip(layout.groups, blocks, strict=True):
         if ids:
-            table = torch.tensor(list(ids), dtype=torch.int64)
+            table = torch.tensor(list(ids), dtype=torch.int64, device=HOST)
             found.update({layer: layers[layer].snapshot(table) for layer in group.layers})
     return found

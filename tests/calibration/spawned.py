@@ -72,7 +72,7 @@ def interrupted_and_resumed(rank: int, folder: Path) -> None:
     resume.INTERVAL_SECONDS = 0.0
 
     def stop(done: int, total: int) -> None:
-        if done >= 900:
+        if done >= 300:
             raise Interrupt("stopped by its user")
 
     _noted(rank, folder, "interrupted", lambda: measured(resume_dir=folder / "partial", progress=stop))

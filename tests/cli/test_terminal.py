@@ -28,7 +28,9 @@ LENIENT = (
     "--max-kl-pages", "99", "--min-top1", "0", "--min-needles", "0", "--min-calls", "0", "--dry-run",
 )  # fmt: skip
 DRAWING = ("leaderboard", "report")  # these draw pictures, for seconds
-VERBS = (*LOADING, "inspect", "report", "compare", "doctor", "recipes")
+VERBS = (*LOADING, "inspect", "report", "compare", "doctor", "recipes", "prefix")
+ENGINES = ("serve",)
+"""Verbs that start an engine, which these tests have not: tests/serving."""
 EVERY_VERB = [verb if verb not in DRAWING else pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS]
 
 
@@ -76,6 +78,7 @@ def command(model: Path, text_file: Path, codec: Path, results: Path, tmp_path: 
         "compare": ["int8", "int2", "--results", str(results)],
         "doctor": [],
         "recipes": [],
+        "prefix": ["ls", "--store", str(tmp_path / "pages")],
     }  # fmt: skip
     return lambda verb: [verb, *commands[verb]]
 
@@ -94,7 +97,7 @@ def test_the_verbs_are_all_of_them() -> None:
 
     from karhunen.cli.app import app
 
-    assert sorted(VERBS) == sorted(get_command(app).commands)
+    assert sorted([*VERBS, *ENGINES]) == sorted(get_command(app).commands)
 
 
 @pytest.mark.parametrize("columns", [80, 60])

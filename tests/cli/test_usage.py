@@ -61,7 +61,7 @@ def test_an_empty_word_is_refused_by_every_verb(
     monkeypatch.chdir(tmp_path)
     is_option = parameter.param_type_name == "option"
     for given in [[name] for name in parameter.opts] if is_option else [[]]:
-        before = ["x"] if parameter.name == "b" else []
+        before = ["x"] if parameter.name in ("b", "others") else []
         done = karhunen(verb, *before, *given, "", *(["x"] if parameter.name == "a" else []))
         assert_refused(done, *given, "it is empty; give a", *([] if is_option else [f"'{parameter.metavar}'"]))
     assert not list(tmp_path.iterdir())

@@ -24,7 +24,7 @@ from karhunen.cli.options import (
     share,
     word,
 )
-from karhunen.cli.prefix import prefix
+from karhunen.cli.prefix import StoreAddress, prefix
 from karhunen.cli.scoring import scoring
 
 app = typer.Typer(
@@ -293,13 +293,15 @@ def fold(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def serve(
-    model: Annotated[str, typer.Argument(help="An embedded name, a local folder, or a model hub's id.")],
-    codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.")],
-    others: Annotated[list[str] | None, typer.Argument(help="The server's own arguments.")] = None,
-    store: Annotated[
-        str | None,
-        typer.Option("--store", help="A folder, redis://host:6379/0, or an address of fsspec's; default: our own."),
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="An embedded name, a local folder, or a model hub's id.", parser=word),
+    ],
+    codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.", parser=path)],
+    others: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGUMENT", help="The server's own arguments.", parser=word)
     ] = None,
+    store: StoreAddress = None,
     page_tokens: Annotated[
         int | None, typer.Option("--page-tokens", min=1, help="A multiple of the engine's block; default: one block.")
     ] = None,
@@ -311,10 +313,16 @@ def serve(
         int | None, typer.Option("--max-store-bytes", min=1, help="Of a folder; the least recently used go first.")
     ] = None,
     role: Annotated[
-        str, typer.Option("--role", help="both; prefill: pages are stored only; decode: pages are loaded only.")
+        str,
+        typer.Option(
+            "--role", help="both; prefill: pages are only stored; decode: pages are only loaded.", parser=word
+        ),
     ] = "both",
 ) -> None:
-    """vLLM's OpenAI server with prefixes kept in a store, on 127.0.0.1; other arguments are the server's own."""
+    """vLLM's server, on 127.0.0.1, with prefixes in a store.
+
+    It is the one that speaks OpenAI's protocol; other arguments are its own.
+    """
     from karhunen.cli.serve import run
 
     asked = {

@@ -6,12 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from karhunen.cli.options import Json, Model
+from karhunen.cli.options import Json, Model, path, word
 
 prefix = typer.Typer(help="Manage a store of pages.", add_completion=False, rich_markup_mode=None)
 
 StoreAddress = Annotated[
-    str | None, typer.Option("--store", help="A folder, redis://host:6379/0, or an address of fsspec's; default: ours.")
+    str | None,
+    typer.Option(
+        "--store", help="A folder, redis://host:6379/0, or an address of fsspec's; default: our own.", parser=word
+    ),
 ]
 
 
@@ -59,12 +62,12 @@ def rm(
 
 @prefix.command()
 def warm(
-    files: Annotated[list[Path], typer.Argument(help="Text files; each is a prompt.")],
-    codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.")],
+    files: Annotated[list[Path], typer.Argument(help="Text files; each is a prompt.", parser=path)],
+    codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.", parser=path)],
     model: Model,
     store: StoreAddress = None,
     chat: Annotated[bool, typer.Option("--system", help="Each text is a system message of a chat.")] = False,
-    dtype: Annotated[str, typer.Option("--dtype", help="The engine's.")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", help="The engine's.", parser=word)] = "auto",
     max_model_len: Annotated[int | None, typer.Option("--max-model-len", help="The engine's.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -76,7 +79,7 @@ def warm(
 
     settings = ServingSettings.from_dict({"codec": str(codec), "store": store or default_store()})
     settings.load_codec()
-    prompts = [path.read_text(encoding="utf-8") for path in files]
+    prompts = [file.read_text(encoding="utf-8") for file in files]
     with Screen(as_json).open() as screen:
         asked: dict[str, Any] = {"dtype": dtype} | ({} if max_model_len is None else {"max_model_len": max_model_len})
         n_pages = warmed(model, settings, prompts, chat, **asked)

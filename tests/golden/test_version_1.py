@@ -25,8 +25,8 @@ def test_nothing_more_and_nothing_less_is_given() -> None:
 
 @pytest.mark.parametrize("name", THEN)
 def test_known_bytes_mean_what_they_meant(name: str) -> None:
-    """Look-ups are exact but for the gain, a power that processors round to either neighbour; transforms and softmax are
-    sums, whose order the processor decides."""
+    """Look-ups are exact but for the gain, a power that processors round to either neighbour. Transforms and softmax
+    are sums, whose order the processor decides."""
     share = {"coefficients": 2**-23, "vectors": SUM, "attention": LAYERS}[name.rpartition(".")[2]]
     assert float(THEN[name].abs().max()) > 1, "a share of nothing is nothing"
     assert_near(GIVEN[name], THEN[name], share)

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-STATUSES = ("passed", "failed", "inconclusive")
-
 
 @final
 @dataclass(frozen=True)

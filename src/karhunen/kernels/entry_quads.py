@@ -110,7 +110,8 @@ def _at(rows: Tensor, column: Int[Tensor, "h places"]) -> Tensor:
 def _float16_words(tables: ByteTables, column: Int[Tensor, "h places"]) -> tuple[Tensor, Tensor, Tensor]:
     entries = _at(tables.entries.float().cpu(), column).movedim(0, 1)  # [h 256 4n]
     peak = entries.abs().amax((1, 2)) if entries.numel() else torch.zeros(len(column))
-    scale = torch.where(peak > 0, torch.exp2(peak.clamp_min(1e-37).log2().floor() - LARGEST_EXPONENT), 1.0)
+    exponent = torch.frexp(peak.clamp_min(1e-37)).exponent - 1 - LARGEST_EXPONENT
+    scale = torch.where(peak > 0, torch.ldexp(torch.ones_like(peak), exponent), 1.0)
     half = (entries / scale[:, None, None]).half().unflatten(2, (-1, 4)).transpose(1, 2).contiguous()  # [h n 256 4]
     words = half.view(torch.int64).squeeze(-1)
     return words, words[..., :0], scale[:, None].expand_as(column)

@@ -34,9 +34,11 @@ def split_gain(y: Float[Tensor, "b g t c"], kind: GainKind) -> tuple[Float[Tenso
 
 
 def gain_values(stored: Tensor) -> Tensor:
-    """The gains that `stored` stands for, float32."""
+    """The gains that `stored` stands for, float32: the power is taken in float64 and rounded once, since instruction
+    sets round a float32 power to either neighbour, and encoding divides by it."""
     if stored.dtype == torch.uint8:
-        return torch.where(stored > 0, ((stored.float() - LOG_ZERO) / LOG_STEPS).exp2(), 0.0)
+        power = ((stored.double() - LOG_ZERO) / LOG_STEPS).exp2().float()
+        return torch.where(stored > 0, power, 0.0)
     return stored.float()
 
 

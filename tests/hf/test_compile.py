@@ -71,6 +71,7 @@ def test_a_compiled_model_gives_the_logits_of_the_plain_one(name: str, attention
 
 COUNTED = """
 import torch
+from tests.closeness import LAYERS, assert_near
 from tests.hf.test_cache import fitted, run, tokens
 from tests.hf.tiny import build
 from torch._dynamo.utils import counters
@@ -89,7 +90,8 @@ with torch.no_grad():
         graphs.append(counters["stats"]["unique_graphs"])
         assert held.report().layers[1].how_read.startswith("bytes"), held.report().layers[1].how_read
         held.close()
-assert all(torch.equal(x, logits[0]) for x in logits), "the same logits"
+for found in logits[1:]:
+    assert_near(found, logits[0], LAYERS)  # a traced prompt has a mask where the plain one is causal
 print(graphs, list(counters["graph_break"]))
 """
 

@@ -86,12 +86,12 @@ def _one_device(wanted: Wanted) -> str:
     from karhunen.calibration.placement import chosen
     from karhunen.device import HOST
 
-    devices = chosen(wanted.device)
-    if len(devices) > 1:
-        raise ValueError(f"--device {wanted.device} are {len(devices)} devices; one is timed, such as {devices[0]}")
-    if wanted.threads and devices[0] != HOST.type:
+    device, *others = chosen(wanted.device)
+    if others:
+        raise ValueError(f"--device {wanted.device} are {1 + len(others)} devices; one is timed, such as {device}")
+    if wanted.threads and device != HOST.type:
         raise ValueError(f"--threads are of the CPU; leave them out with --device {wanted.device}")
-    return devices[0]
+    return device
 
 
 def _layers(screen: Screen, wanted: Wanted, device: Any) -> list[dict[str, Any]]:

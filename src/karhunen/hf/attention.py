@@ -26,7 +26,7 @@ from karhunen.attention import fused
 from karhunen.hf.capture import can_be_routed, implementations, own_attention
 from karhunen.hf.history import HistoryTensor
 from karhunen.hf.in_graph import Handed
-from karhunen.hf.probe import text_config
+from karhunen.hf.probe import text_config, untraced
 
 NAME = "karhunen"
 
@@ -70,7 +70,7 @@ def karhunen_attention(
     module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of one layer, as transformers calls it: (output [b m q e], weights or None)."""
-    if isinstance(key, Handed) and key is value:
+    if isinstance(key, Handed):
         return _handed(module, query, key, attention_mask, arguments)
     if not torch.compiler.is_compiling():
         return _attention(module, query, key, value, attention_mask, arguments)
@@ -121,7 +121,7 @@ def _handed(
     return out, None
 
 
-@torch.compiler.disable
+@untraced
 def _in_python(module: nn.Module, query: Tensor, key: Any, value: Any, mask: Any, arguments: Any) -> Any:
     """The graph breaks here."""
     if isinstance(key, Handed):

@@ -26,7 +26,7 @@ from transformers import DynamicCache
 
 from karhunen.device import HOST
 from karhunen.hf.capture import Attention, can_be_routed, routed_attention
-from karhunen.hf.probe import forward, inference, probe_tokens, text_config, uncompiled
+from karhunen.hf.probe import forward, inference, probe_tokens, text_config, uncompiled, untraced
 
 Mode = Literal["python", "first", "dense", "bytes"]
 """What the next forward finds in a layer: nothing that can be traced, no token yet, tokens to decode, bytes to read."""
@@ -93,7 +93,7 @@ def traced_update(layer: Any, key: Tensor, value: Tensor) -> tuple[Any, Any]:
     return handed, handed
 
 
-@torch.compiler.disable
+@untraced
 def _in_python(layer: Any, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return layer.updated(key, value)
 

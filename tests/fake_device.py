@@ -26,6 +26,12 @@ from karhunen.kernels import paths, triton_launch
 HOST = torch.device("cpu")
 MEMORY_BYTES = 24 << 30
 """What the device says it has free: plans are made for it, nothing is taken of it."""
+ASKED: dict[str, Any] = {  # of torch.cuda, and what it is to say
+    "_lazy_init": lambda: None,
+    "mem_get_info": lambda device=None: (MEMORY_BYTES, MEMORY_BYTES),
+    "device_count": lambda: 1,
+    "get_device_name": lambda device=None: "fake",
+}
 ANSWERS = {  # the shape or the value of the result depends on numbers
     "_local_scalar_dense", "nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount",
     "masked_select", "equal", "is_nonzero", "allclose", "histc",
@@ -94,7 +100,8 @@ class FakeTensor(Tensor):
 
 class FakeDevice(TorchDispatchMode):
     """A CUDA device as far as anybody can see; `waits` names what karhunen made the host wait for, and
-    the line; `widest` counts the bytes of the largest tensor in float32 or float64 that was made."""
+    the line; `widest` counts the bytes of the largest tensor in float32 or float64 that was made, `n_synchronized` how
+    often somebody waited for all that was queued."""
 
     def __init__(self, float64: bool = True) -> None:
         super().__init__()
@@ -102,6 +109,12 @@ class FakeDevice(TorchDispatchMode):
         self.float64 = float64
         self.waits: list[str] = []
         self.widest = 0
+        self.n_synchronized = 0
+
+    def synchronize(self, device: Any) -> None:
+        """As `torch.accelerator.synchronize`."""
+        assert torch.device(device) == self.device
+        self.n_synchronized += 1
 
     def take(self, x: Tensor) -> FakeTensor:
         """`x` there, without a copy."""
@@ -188,17 +201,21 @@ class FakeDevice(TorchDispatchMode):
 def fake_device(float64: bool = True, triton: bool = False) -> Iterator[FakeDevice]:
     """A fake device for the duration; its kernels are the definitions unless `triton`, whose interpreter brings every
     argument to the host and back."""
-    own, interpreted = (torch.cuda._lazy_init, torch.cuda.mem_get_info), triton_launch.INTERPRETED
+    own, interpreted = {name: getattr(torch.cuda, name) for name in ASKED}, triton_launch.INTERPRETED
+    synchronize = torch.accelerator.synchronize
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) makes its numbers on the host first
-    torch.cuda._lazy_init = lambda: None
-    torch.cuda.mem_get_info = lambda device=None: (MEMORY_BYTES, MEMORY_BYTES)
+    for name, answer in ASKED.items():
+        setattr(torch.cuda, name, answer)
     triton_launch.INTERPRETED = interpreted and triton
     _forget()
     try:
         with FakeDevice(float64) as device:
+            torch.accelerator.synchronize = device.synchronize
             yield device
     finally:
-        (torch.cuda._lazy_init, torch.cuda.mem_get_info), triton_launch.INTERPRETED = own, interpreted
+        for name, answer in own.items():
+            setattr(torch.cuda, name, answer)
+        torch.accelerator.synchronize, triton_launch.INTERPRETED = synchronize, interpreted
         torch._C._set_only_lift_cpu_tensors(False)
         _forget()
 

@@ -37,10 +37,9 @@ EXCEPTIONS = {
     "calibration/host.py": "says what the host shares with its device",
     "calibration/parallel.py": "asks a process group which devices it sends from",
     "calibration/placement.py": "reads the devices that a user names",
-    "cli/app.py": "the default of an option",
+    "cli/options.py": "the default of an option",
     "hf/sizes.py": "reads the devices of a device map",
     "monitoring/environment.py": "names the devices it found",
-    "cli/bench.py": "`cpu` is the name of a path",
 }
 
 

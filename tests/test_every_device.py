@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from karhunen.evaluation.attention_error import attention_errors, capture
 from karhunen.fitting import fit
 from karhunen.hf.attention import enable
 from karhunen.hf.cache import CompressedCache
+from karhunen.hf.describe import identity_of
 from karhunen.hf.probe import updates
 from karhunen.kernels.paths import available, fastest, forced
 from karhunen.pages.page_codec import PageCodec
@@ -251,6 +253,24 @@ def test_each_layer_of_a_spread_model_has_its_tables_where_it_is(device: FakeDev
     assert [device_of(store.codec) for store in stores] == [torch.device("cpu"), device.device]
     for store, other in zip(stores, whole.coded_layers(), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(bits(store), bits(other.store), strict=True))
+
+
+def test_a_session_is_restored_where_each_layer_is(
+    device: FakeDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model whose second layer lies on another device; who it is was asked before that."""
+    monkeypatch.setattr("karhunen.hf.session.weights_fingerprint", lambda model: "by address, of which there is none")
+    held = CompressedCache(plain("llama"), fitted("llama", "karhunen"))
+    run(plain("llama"), tokens(1, 60), held)
+    held.save(tmp_path / "session")
+    spread = build("llama")
+    identity_of(spread)
+    device.model(spread.model.layers[1])
+    found = CompressedCache.load(spread, tmp_path / "session").coded_layers()
+    places = [{x.device for x in layer.store.tensors().values()} for layer in found]
+    assert places == [{torch.device("cpu")}, {device.device}]
+    for layer, other in zip(found, held.coded_layers(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(bits(layer.store), bits(other.store), strict=True))
 
 
 def test_several_turns_and_a_crop(device: FakeDevice) -> None:

@@ -22,6 +22,26 @@ def on_host(x: Tensor) -> bool:
     return x.device.type == HOST.type
 
 
+def present() -> dict[str, int]:
+    """How many devices of each kind PyTorch sees here, the host first."""
+    found = {HOST.type: 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    other = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if other is not None and other.type not in found:
+        found[other.type] = torch.accelerator.device_count()
+    return {kind: n for kind, n in found.items() if n}
+
+
+def named(device: torch.device) -> str:
+    """As PyTorch calls it, with the maker's name where that is told: `cuda:0 NVIDIA H200`."""
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when `device` has done all that was queued; the host queues nothing."""
+    if device.type != HOST.type:
+        torch.accelerator.synchronize(device)
+
+
 @cache
 def computes_float64(device: torch.device) -> bool:
     """Whether a device has float64, in which vectors are coded; Apple's MPS and some integrated GPUs have not."""

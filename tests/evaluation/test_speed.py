@@ -35,14 +35,14 @@ def test_a_made_up_layer_is_read_from_bytes_as_defined() -> None:
 def test_both_modes_give_rows_that_can_be_drawn() -> None:
     step = step_speed.measure(model_of("llama"), fitted("llama", "karhunen"), tokens(1, 60)[0], 1)
     rows = [
-        {"threads": 1, **kernel_speed.measure(Shape(2, 2, 16), 300, 1, 2.0, 1)},
-        {"threads": 1, "model": "tiny", "recipe": "karhunen", **step},
+        {"threads": 1, "device": "cpu", **kernel_speed.measure(Shape(2, 2, 16), 300, 1, 2.0, 1)},
+        {"threads": 1, "device": "cpu", "model": "tiny", "recipe": "karhunen", **step},
     ]
     assert all(row["speed_up"] > 0 and row["bytes_read"] > 0 for row in rows)
     assert rows[1]["how_read"] and all(how.startswith("bytes") for how in rows[1]["how_read"])
     assert model_of("llama").config._attn_implementation == "sdpa"
     made = {"n_threads": 1, "versions": {}, "commit": "", "machine": ""}
-    document = {"mode": "test", "copy_gb_per_second": {"1": 1.0}, "provenance": made, "rows": rows}
+    document = {"mode": "test", "device": "cpu", "copy_gb_per_second": {"1": 1.0}, "provenance": made, "rows": rows}
     axes = speed_figure(document).axes
     labels = [line.get_label() for line in axes[0].lines[:2]]
     assert labels == ["2x2x16, batch 1, 1 thread(s), 2.00 bits", "tiny, karhunen, 1 thread(s)"]

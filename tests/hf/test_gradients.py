@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.closeness import LAYERS, assert_near
+from tests.fake_device import fake_device
 from tests.hf.tiny import build
 from torch import Tensor
 
@@ -13,12 +14,13 @@ from karhunen.calibration.gradients import measure_gradients
 from karhunen.hf import gradients
 from karhunen.hf.capture import Attention, routed_attention
 from karhunen.hf.gradients import SINK_TOKENS, ReadGradient, read_gradients
-from karhunen.hf.probe import inference
+from karhunen.hf.probe import inference, updates
 from karhunen.hf.rotary import detect_rotary
 from karhunen.statistics.need import Need
 
 N_TOKENS, NEAR = 48, 12
-FAMILIES = ("llama", "gemma3", "gpt_oss", "qwen3")
+SHARING = ("gemma3n", "gemma4")  # layers 2 and 3 read what layers 0 and 1 have made
+FAMILIES = ("llama", "gemma3", "gpt_oss", "qwen3", *SHARING)
 
 
 def tokens(model: Any) -> Tensor:
@@ -32,13 +34,21 @@ def far(model: Any, ids: Tensor, near_tokens: int = NEAR, seed: int = 0) -> dict
     return dict(sorted(found.items()))
 
 
-def by_autograd(model: Any, ids: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
-    """Far keys and values are leaves of their own in attention written out in full."""
+def by_autograd(model: Any, ids: Tensor, alone: bool = False) -> dict[int, tuple[Tensor, Tensor]]:
+    """Far keys and values are leaves of their own in attention written out in full; a layer that reads what another
+    has made reads the leaves of that one, or, with `alone`, leaves that nobody asks for."""
     leaves: dict[int, tuple[Tensor, Tensor]] = {}
+    made: list[tuple[Tensor, int]] = []
 
     def attend(attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
-        far_k, far_v = (torch.zeros_like(x, requires_grad=True) for x in (key, value))
-        leaves[int(attention.module.layer_idx)] = far_k, far_v  # type: ignore[arg-type]
+        layer = int(attention.module.layer_idx)  # type: ignore[arg-type]
+        owner = next((i for k, i in made if torch.equal(k, key)), layer)
+        if owner == layer:
+            made.append((key, layer))
+            leaves[layer] = tuple(torch.zeros_like(x, requires_grad=True) for x in (key, value))  # type: ignore[assignment]
+        far_k, far_v = leaves[owner]
+        if alone and owner != layer:
+            far_k, far_v = torch.zeros_like(key), torch.zeros_like(value)
         repeat = attention.query.shape[1] // key.shape[1]
         k, v, k_far, v_far = (x.repeat_interleave(repeat, 1) for x in (key, value, key + far_k, value + far_v))
         age = torch.arange(N_TOKENS)[:, None] - torch.arange(N_TOKENS)
@@ -72,6 +82,28 @@ def test_far_gradients_are_those_of_attention_written_out(family: str) -> None:
         assert_near(found.by_key, theirs[layer][0], LAYERS)
         assert_near(found.by_value, theirs[layer][1], LAYERS)
     assert any(bool(found.by_key.any()) for found in ours.values()), "some layer reads far tokens"
+
+
+@pytest.mark.parametrize("family", SHARING)
+def test_readers_of_a_shared_layer_reach_the_layer_that_caches(family: str) -> None:
+    """Which has the keys that are cached, and gradients that are not those through its own reads."""
+    model = build(family).float().eval()
+    ids = tokens(model)
+    cached = updates(model, ids[None])
+    found, own = far(model, ids), by_autograd(model, ids, alone=True)
+    assert found.keys() == cached.keys() == {0, 1}
+    for layer, seen in found.items():
+        assert torch.equal(seen.key, cached[layer][0]) and torch.equal(seen.value, cached[layer][1])
+    share = (found[1].by_value - own[1][1]).norm() / found[1].by_value.norm()
+    assert share > 0.1, "the other reader's part is no rounding error"
+
+
+def test_shared_layers_on_several_devices_are_refused_before_any_work() -> None:
+    model = build("gemma3n").float().eval()
+    with torch.no_grad(), fake_device() as device:
+        device.model(model.model.layers[3])
+        with pytest.raises(ValueError, match="lie on 2 devices"):
+            far(model, tokens(model))
 
 
 def test_reads_within_the_window_and_of_sinks_give_no_gradient() -> None:

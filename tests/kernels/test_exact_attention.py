@@ -1,5 +1,8 @@
 """Exact tokens of a decode step: the kernel is its definition, whatever the layout of its pieces."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.closeness import assert_near
@@ -54,3 +57,42 @@ def test_too_many_pieces_are_refused() -> None:
     query = torch.zeros(1, 1, 1, 8)
     with pytest.raises(ValueError, match="at most 3"):
         cpu.exact_attention(query, [(torch.zeros(1, 1, 1, 8),) * 2] * 4, None, scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("key", (2, 2, 5, 8)),  # heads, then all else that is read by address
+        ("key", (1, 3, 5, 8)),
+        ("key", (2, 3, 5, 7)),
+        ("value", (2, 3, 4, 6)),
+        ("value", (2, 3, 5, 9)),
+        ("matrix", (2, 4, 6)),
+        ("matrix", (3, 5, 6)),
+        ("matrix", (3, 4, 7)),
+        ("offset", (2, 6)),
+        ("offset", (3, 5)),
+        ("mean", (2, 2, 1, 4)),
+        ("mean", (2, 3, 2, 4)),
+        ("log_sum", (2, 3, 2)),
+    ],
+)
+def test_shapes_that_do_not_fit_the_query_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    """Nothing is read outside of what was given."""
+    cpu = pytest.importorskip("karhunen.kernels.exact_attention.cpu")
+    shapes = {"key": (2, 3, 5, 8), "value": (2, 3, 5, 6), "matrix": (3, 4, 6), "offset": (3, 6)}
+    shapes |= {"mean": (2, 3, 1, 4), "log_sum": (2, 3, 1), name: shape}
+    x = {part: torch.zeros(size) for part, size in shapes.items()}
+    partial = SimpleNamespace(mean=x["mean"], log_sum=x["log_sum"])
+    coded = SimpleNamespace(partial=partial, matrix=x["matrix"], offset=x["offset"])
+    pieces = [(torch.zeros(2, 3, 1, 8), torch.zeros(2, 3, 1, 6)), (x["key"], x["value"])]
+    with pytest.raises(ValueError, match=re.escape(str(shape))):
+        cpu.exact_attention(torch.zeros(2, 3, 1, 8), pieces, coded, scale=1.0)
+
+
+def test_the_map_of_a_step_fits_its_heads() -> None:
+    cpu = pytest.importorskip("karhunen.kernels.exact_attention.cpu")
+    parts, matrix, offset = cpu.Parts(0, 0, 1, 4), torch.zeros(1, 4, 8), torch.zeros(1, 8)
+    pieces = [(torch.zeros(1, 2, 3, 8),) * 2]
+    with pytest.raises(ValueError, match="does not fit 2 heads of 4 coefficients and values of 8"):
+        cpu.attend(torch.zeros(1, 2, 1, 8), pieces, parts, matrix, offset, scale=1.0)

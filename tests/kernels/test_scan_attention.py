@@ -165,6 +165,22 @@ def test_codes_whose_tokens_are_apart_are_refused() -> None:
         cpu.scan_attention(example.query(), apart, values, example.frames())
 
 
+@needs_cpu
+def test_a_side_and_frames_that_do_not_fit_the_query_are_refused() -> None:
+    """Nothing is read outside of what was given."""
+    example = Example(b=2, t=70)
+    query, keys, values, frames = example.query(), example.side(2), example.side(3), example.frames()
+    fewer = replace(values, codes=values.codes[:, :, :-1].contiguous())
+    with pytest.raises(ValueError, match="values hold batch 2, 2 heads, 69 tokens"):
+        cpu.scan_attention(query, keys, fewer, frames)
+    with pytest.raises(ValueError, match="keys hold batch 2, 2 heads, 70 tokens; batch 3"):
+        cpu.scan_attention(query[[0, 1, 1]], keys, values, frames)
+    with pytest.raises(ValueError, match="for 1 heads"):
+        cpu.scan_attention(query[:, :1], keys, values, frames)
+    with pytest.raises(ValueError, match="mask has shape"):
+        cpu.scan_attention(query, keys, values, frames, mask=torch.ones(2, 69, dtype=torch.bool))
+
+
 def test_sums_beyond_int8_are_refused() -> None:
     low = torch.full((16, 1), 100, dtype=torch.int8)
     with pytest.raises(ValueError, match="leaves int8"):

@@ -22,7 +22,7 @@ from karhunen.calibration.resume import Partial
 from karhunen.calibration.steps import MIN_GRADIENT_TOKENS, Step, gradient_pieces, steps_of
 from karhunen.calibration.tokens import Input, sequences
 from karhunen.hf.describe import describe
-from karhunen.hf.gradients import NEAR_TOKENS
+from karhunen.hf.gradients import NEAR_TOKENS, refuse_gradients
 from karhunen.hf.probe import n_positions
 from karhunen.hf.rotary import detect_rotary
 from karhunen.hf.sizes import ModelSizes, sizes_of
@@ -81,6 +81,8 @@ def calibrate(
             wanted = tuple(sorted(set(needs), key=repr))
             plan = Plan(identity, rotaries, wanted, _measured_layers(identity, layers), min_tokens)
             plan.check()
+            if plan.gradient_needs:
+                refuse_gradients(model)
             length = min(sequence_tokens, n_positions(model))
             pieces = _pieces(plan, sequences(texts, tokenizer, length, max_tokens, plan.skip_tokens + 2))
             sizes = sizes_of(model)

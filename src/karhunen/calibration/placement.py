@@ -8,8 +8,11 @@ from torch import nn
 
 from karhunen.calibration.memory import HOST, PER_LAYER, DeviceMemory, Work, memory_of
 from karhunen.calibration.memory_plan import Free, MemoryPlan, plan_memory, usable_bytes
+from karhunen.device import present
 from karhunen.hf.sizes import sizes_of
 from karhunen.hf.skeleton import spread
+
+WEIGHTS_SHARE = 0.8  # of what is free on a device, where a model only runs: caches and forwards take the rest
 
 
 @final
@@ -35,17 +38,35 @@ def devices_of(text: str, local_rank: int = 0) -> tuple[str, ...]:
         named: list[Any] = [torch.device(name.strip()) for name in text.split(",")]
     except RuntimeError as error:
         raise ValueError(f"{text!r} names no device; use cpu, cuda, cuda:1, cuda:0,cuda:1 or auto") from error
-    return tuple(f"cuda:{local_rank}" if d.type == "cuda" and d.index is None else str(d) for d in named)
+    own = {"cuda": f"cuda:{local_rank}", HOST: HOST}
+    return tuple(own.get(d.type, str(d)) if d.index is None or d.type == HOST else str(d) for d in named)
 
 
 def check_present(devices: tuple[str, ...]) -> None:
-    """ValueError for devices that this machine does not have."""
+    """ValueError for devices that this machine does not have, with those that it has."""
+    here = present()
     for name in devices:
         device = torch.device(name)
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"there is no {name} here: PyTorch sees {torch.cuda.device_count()} CUDA devices")
-        if device.type == "mps" and not torch.backends.mps.is_available():
-            raise ValueError("there is no mps device here")
+        if (device.index or 0) >= here.get(device.type, 0):
+            seen = [kind if kind == HOST else f"{kind}:{i}" for kind, n in here.items() for i in range(n)]
+            raise ValueError(f"there is no {name} here: PyTorch sees {', '.join(seen)}")
+
+
+def chosen(text: str) -> tuple[str, ...]:
+    """`devices_of`, all of them here; ValueError otherwise."""
+    devices = devices_of(text)
+    check_present(devices)
+    return devices
+
+
+def place_to_run(model: nn.Module | None, devices: tuple[str, ...], free: Free) -> dict[str, Any] | None:
+    """A device map as transformers takes it (None: the host's memory) for a model that only runs: whole layers on each
+    of several devices, in their order, each filled to WEIGHTS_SHARE of what is free there. Of one device nothing is
+    asked, the model neither. ValueError where the model does not fit."""
+    if model is None or len(devices) == 1:
+        return None if devices == (HOST,) else {"": devices[0]}
+    room = {_accelerates(d): int(WEIGHTS_SHARE * usable_bytes(d, free.get(d) or 0)) for d in devices}
+    return spread(model, room)
 
 
 def place(model: nn.Module, devices: tuple[str, ...], work: Work, free: Free, batch: int | None) -> Placement:

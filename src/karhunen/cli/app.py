@@ -9,14 +9,16 @@ import typer
 from typer.main import get_command
 
 from karhunen.cli.options import (
+    DEFAULT_DEVICE,
     DEFAULT_MODEL,
     DEFAULT_RECIPE,
     DEMO_RECIPE,
     CodecFolder,
-    Device,
+    Devices,
     Dtype,
     Json,
     Model,
+    OneDevice,
     RecipeText,
     Texts,
     not_negative,
@@ -96,7 +98,7 @@ def calibrate(
         bool, typer.Option("--keep-statistics", help="Save the statistics too, in OUTPUT/statistics.")
     ] = False,
     dtype: Dtype = "float32",
-    device: Device = "cpu",
+    device: Devices = DEFAULT_DEVICE,
     sequence_tokens: Annotated[int, typer.Option("--sequence-tokens", min=64, help="Length of a sequence.")] = 2048,
     batch: Annotated[
         int | None, typer.Option("--batch", min=1, help="Sequences at a time; chosen by memory if not given.")
@@ -165,13 +167,14 @@ def generate(
         typer.Option("--session", help="Keep the conversation in this folder and go on from it.", parser=path),
     ] = None,
     dtype: Dtype = "float32",
+    device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> None:
     """Continue a prompt from a compressed cache. Then say what the cache held."""
     from karhunen.cli.generate import run
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    run(codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, attention, dtype, as_json, session)
+    run(codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, attention, dtype, device, as_json, session)
 
 
 @app.command()
@@ -202,7 +205,8 @@ def bench(
         list[str] | None,
         typer.Option("--tables", help="free, overlapping or additive, of a made-up layer; free.", parser=word),
     ] = None,
-    threads: Annotated[list[int] | None, typer.Option("--threads", min=1, help="Repeatable; 1.")] = None,
+    threads: Annotated[list[int] | None, typer.Option("--threads", min=1, help="Of the CPU; repeatable; 1.")] = None,
+    device: OneDevice = DEFAULT_DEVICE,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Every contender runs once a round.")] = 7,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for speed.json and speed.png.", parser=path)
@@ -222,6 +226,7 @@ def bench(
             bits=tuple(bits or ()),
             tables=tuple(tables or ()),
             threads=tuple(threads or ()),
+            device=device,
             rounds=rounds,
         ),
         output,
@@ -258,12 +263,13 @@ def demo(
     ] = 4096,
     scored_tokens: Annotated[int, typer.Option("--scored-tokens", min=1)] = 256,
     dtype: Dtype = "float32",
+    device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> None:
     """The whole job on a small model. Calibrate, answer a question on a long document, measure against dense."""
     from karhunen.cli.demo import run
 
-    run(model, recipe, calibration_tokens, prompt_tokens, scored_tokens, dtype, as_json)
+    run(model, recipe, calibration_tokens, prompt_tokens, scored_tokens, dtype, device, as_json)
 
 
 @app.command()

@@ -5,7 +5,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast, final
 
-from karhunen.cli.loading import load_model
+from karhunen.cli.loading import load_model, placed
+from karhunen.cli.options import DEFAULT_DEVICE
 from karhunen.cli.screen import Screen, grid, rounded
 
 KERNEL_TOKENS = (1024, 4096, 16384)
@@ -26,6 +27,7 @@ class Wanted:
     bits: tuple[float, ...]
     tables: tuple[str, ...]
     threads: tuple[int, ...]
+    device: str
     rounds: int
 
 
@@ -44,10 +46,12 @@ def run(wanted: Wanted, output: Path | None, as_json: bool) -> None:
         refuse_unless_one_of("--tables", tables, tuple(INDEX_BITS))
     import torch
 
+    from karhunen.device import HOST, named
     from karhunen.evaluation.provenance import provenance
     from karhunen.evaluation.speed import copy_bandwidth
-    from karhunen.kernels.paths import available
+    from karhunen.kernels.paths import fastest
 
+    device = torch.device(_one_device(wanted))
     if output is not None:
         _check_target(output)
     with Screen(as_json).open() as screen:
@@ -55,17 +59,18 @@ def run(wanted: Wanted, output: Path | None, as_json: bool) -> None:
         rows: list[dict[str, Any]] = []
         copies: dict[str, float] = {}
         before = torch.get_num_threads()
-        for threads in wanted.threads or (1,):
+        for threads in (wanted.threads or (1,)) if device == HOST else (before,):
             torch.set_num_threads(threads)
-            copies[str(threads)] = copy_bandwidth()
-            made = _layers(screen, wanted) if wanted.codec is None else _steps(screen, wanted, wanted.codec)
-            rows += [{"threads": threads, **row} for row in made]
+            copies[str(threads) if device == HOST else str(device)] = copy_bandwidth(device=device)
+            made = _layers(screen, wanted, device) if wanted.codec is None else _steps(screen, wanted, wanted.codec)
+            rows += [{"threads": threads, "device": str(device), **row} for row in made]
         torch.set_num_threads(before)
         document: dict[str, Any] = {
             "mode": mode,
             "rounds": wanted.rounds,
+            "device": named(device),
             "copy_gb_per_second": copies,
-            "instruction_set": available("scan_attention", "cpu")[1],
+            "kernels": ": ".join(fastest("scan_attention", device.type)),
             "provenance": asdict(provenance()),
             "rows": rows,
         }
@@ -76,7 +81,20 @@ def run(wanted: Wanted, output: Path | None, as_json: bool) -> None:
         screen.document(rounded(document))
 
 
-def _layers(screen: Screen, wanted: Wanted) -> list[dict[str, Any]]:
+def _one_device(wanted: Wanted) -> str:
+    """The device to time; ValueError where it is none, or not one."""
+    from karhunen.calibration.placement import chosen
+    from karhunen.device import HOST
+
+    device, *others = chosen(wanted.device)
+    if others:
+        raise ValueError(f"--device {wanted.device} are {1 + len(others)} devices; one is timed, such as {device}")
+    if wanted.threads and device != HOST.type:
+        raise ValueError(f"--threads are of the CPU; leave them out with --device {wanted.device}")
+    return device
+
+
+def _layers(screen: Screen, wanted: Wanted, device: Any) -> list[dict[str, Any]]:
     from karhunen.evaluation.kernel_speed import Shape, measure
     from karhunen.quantizers.byte_vq import TableKind
 
@@ -87,7 +105,7 @@ def _layers(screen: Screen, wanted: Wanted) -> list[dict[str, Any]]:
         wanted.tokens or KERNEL_TOKENS,
     ):  # fmt: skip
         screen.log(f"{shape}, batch {batch}, {bits:g} bits, {tables} tables, {n:,} tokens")
-        rows.append(measure(shape, n, batch, bits, wanted.rounds, cast("TableKind", tables)))
+        rows.append(measure(shape, n, batch, bits, wanted.rounds, cast("TableKind", tables), device))
     return rows
 
 
@@ -97,7 +115,8 @@ def _steps(screen: Screen, wanted: Wanted, codec_folder: Path) -> list[dict[str,
     from karhunen.evaluation.step_speed import measure
 
     codec = Codec.from_pretrained(codec_folder)
-    model, tokenizer = load_model(screen, wanted.model, "float32")
+    where = placed(screen, wanted.model, "float32", (_one_device(wanted),))
+    model, tokenizer = load_model(screen, wanted.model, "float32", where)
     text = tokenizer(evaluation_text(), return_tensors="pt", truncation=False, verbose=False)["input_ids"][0]
     rows: list[dict[str, Any]] = []
     for n in wanted.tokens or MODEL_TOKENS:
@@ -111,7 +130,7 @@ def _steps(screen: Screen, wanted: Wanted, codec_folder: Path) -> list[dict[str,
 
 def _show(screen: Screen, document: dict[str, Any]) -> None:
     table = grid(
-        "what", "threads", "batch", "bits", "tokens", "bytes, ms", "dense, ms", "fastest", "speed-up", "× sdpa",
+        "what", "on", "batch", "bits", "tokens", "bytes, ms", "dense, ms", "fastest", "speed-up", "× sdpa",
         "× bf16", "GB/s", "read, of MB", "code, µs", "error or KL", title=document["mode"],
         right=(*range(1, 7), *range(8, 15)),
     )  # fmt: skip
@@ -119,7 +138,7 @@ def _show(screen: Screen, document: dict[str, Any]) -> None:
         ms = row["milliseconds"]
         table.add_row(
             str(row.get("shape", row.get("model"))),
-            str(row["threads"]),
+            _ran_on(row),
             str(row.get("batch", 1)),
             f"{row['bits_per_element']:.2f}",
             f"{row['tokens']:,}",
@@ -135,11 +154,18 @@ def _show(screen: Screen, document: dict[str, Any]) -> None:
         )
     screen.table(table)
     made = document["provenance"]
-    copies = ", ".join(f"{rate:.1f} GB/s with {n} thread(s)" for n, rate in document["copy_gb_per_second"].items())
+    copies = document["copy_gb_per_second"].items()
+    moved = ", ".join(f"{rate:.1f} GB/s {f'with {n} thread(s)' if n.isdigit() else f'on {n}'}" for n, rate in copies)
     screen.say(
-        f"a copy in memory moves {copies}; medians of {document['rounds']} rounds, torch "
-        f"{made['versions'].get('torch', '?')}, commit {made['commit'] or 'unknown'}"
+        f"{document['device']}, {document['kernels']}; a copy in memory moves {moved}; medians of "
+        f"{document['rounds']} rounds, torch {made['versions'].get('torch', '?')}, commit {made['commit'] or 'unknown'}"
     )
+
+
+def _ran_on(row: dict[str, Any]) -> str:
+    """Threads of the CPU, or another device."""
+    n = row["threads"]
+    return f"{n} thread" + "s" * (n > 1) if row["device"] == DEFAULT_DEVICE else row["device"]
 
 
 def _quality(row: dict[str, Any]) -> str:

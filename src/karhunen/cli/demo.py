@@ -2,7 +2,7 @@
 
 import time
 
-from karhunen.cli.loading import load_model
+from karhunen.cli.loading import load_model, placed
 from karhunen.cli.screen import Screen, grid, rounded
 
 
@@ -13,17 +13,19 @@ def run(
     prompt_tokens: int,
     scored_tokens: int,
     dtype: str,
+    device: str,
     as_json: bool,
 ) -> None:
     """Run it and show it."""
     from karhunen import recipes
+    from karhunen.calibration.placement import chosen
     from karhunen.cli.account import account_table
     from karhunen.evaluation.demo import ANSWER, QUESTION, run_demo
 
     start = time.perf_counter()
-    recipe = recipes.make(recipe_text)
+    recipe, devices = recipes.make(recipe_text), chosen(device)
     with Screen(as_json).open() as screen:
-        model, tokenizer = load_model(screen, model_name, dtype)
+        model, tokenizer = load_model(screen, model_name, dtype, placed(screen, model_name, dtype, devices))
         loaded = time.perf_counter()
         with screen.progress("calibrating", "tokens") as advance:
             demo = run_demo(
@@ -44,7 +46,9 @@ def run(
         screen.say(f"karhunen   {demo.coded.text.strip()}\n")
         screen.table(account_table(report))
         scored = found["scored"]
-        table = grid("measured", "dense", recipe_text, title=f"{model_name} in {dtype}", right=(1, 2))
+        table = grid(
+            "measured", "dense", recipe_text, title=f"{model_name} in {dtype} on {', '.join(devices)}", right=(1, 2)
+        )
         table.add_row("ratio to a 16-bit cache", "", f"{found['ratio_to_16_bits']:.2f}")
         table.add_row(
             f"logit KL to dense, nats ({scored['tokens']} tokens after {scored['prefill_tokens']:,} of context)",
@@ -67,4 +71,6 @@ def run(
             f"{demo.n_calibration_tokens:,} calibration tokens in {demo.calibration_seconds:.1f} s, fitted in "
             f"{demo.fit_seconds:.1f} s; all of it in {seconds['total']:.0f} s"
         )
-        screen.document({"model": model_name, "dtype": dtype, **found, "seconds": rounded(seconds)})
+        screen.document(
+            {"model": model_name, "dtype": dtype, "device": ",".join(devices), **found, "seconds": rounded(seconds)}
+        )

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from karhunen.cli.loading import DTYPES, load_model
+from karhunen.cli.loading import DTYPES, load_model, placed
 from karhunen.cli.screen import Screen, grid, rounded
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ class Wanted:
 
     model: str
     dtype: str
+    device: str
     recipes: tuple[str, ...]
     rates: tuple[int, ...]
     window: str
@@ -65,13 +66,17 @@ def evaluate(screen: Screen, wanted: Wanted) -> "Outcome":
     from karhunen.evaluation.runner import evaluate as run_plan
 
     plan = plan_of(wanted)
-    load = partial(load_model, screen, wanted.model, wanted.dtype) if wanted.jobs < 2 else _loader(screen, wanted)
-    return run_plan(plan, load, jobs=wanted.jobs, on_stage=screen.log)
+    where = placed(screen, wanted.model, wanted.dtype, plan.devices)
+    one = partial(load_model, screen, wanted.model, wanted.dtype, where)
+    return run_plan(
+        plan, one if wanted.jobs < 2 else _loader(screen, wanted, where), jobs=wanted.jobs, on_stage=screen.log
+    )
 
 
 def plan_of(wanted: Wanted) -> "Plan":
     """The plan that the arguments ask for; ValueError on the first that is wrong."""
     from karhunen import recipes
+    from karhunen.calibration.placement import chosen
     from karhunen.evaluation.rates import rated
     from karhunen.evaluation.runner import Plan
     from karhunen.evaluation.tasks import make_tasks
@@ -90,6 +95,7 @@ def plan_of(wanted: Wanted) -> "Plan":
     return Plan(
         model_name=name,
         dtype=wanted.dtype,
+        devices=chosen(wanted.device),
         tasks=(*(task for text in wanted.tasks for task in make_tasks(text, **sizes)), *_harness(wanted)),
         rated=tuple(rated(wanted.recipes or recipes.names(), wanted.rates, _window(wanted.window))),
         results=wanted.results,
@@ -136,13 +142,13 @@ def _harness(wanted: Wanted) -> "tuple[Task, ...]":
     return (Harness(wanted.harness, str(wanted.include_path or "")),)
 
 
-def _loader(screen: Screen, wanted: Wanted) -> Any:
+def _loader(screen: Screen, wanted: Wanted, where: Any) -> Any:
     import torch
 
     from karhunen.hf.embedded import load
 
     load_model(screen, wanted.model, wanted.dtype)  # fetched once, with its progress, before the processes start
-    return partial(load, wanted.model, dtype=getattr(torch, wanted.dtype))
+    return partial(load, wanted.model, dtype=getattr(torch, wanted.dtype), device_map=where)
 
 
 def _window(text: str) -> tuple[int, int] | None:

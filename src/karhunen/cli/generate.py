@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from karhunen.cli.loading import load_model
+from karhunen.cli.loading import load_model, placed
 from karhunen.cli.screen import Screen, rounded
 
 ATTENTIONS = ("karhunen", "sdpa", "eager")
@@ -20,6 +20,7 @@ def run(
     raw: bool,
     attention: str,
     dtype: str,
+    device: str,
     as_json: bool,
     session: Path | None = None,
 ) -> None:
@@ -27,8 +28,10 @@ def run(
     if attention not in ATTENTIONS:
         raise ValueError(f"unknown attention {attention!r}; known: {', '.join(ATTENTIONS)}")
     text = read_prompt(prompt, prompt_file)
+    from karhunen.calibration.placement import chosen
     from karhunen.codec import Codec
 
+    devices = chosen(device)
     codec = Codec.from_pretrained(codec_folder)
     from karhunen.cli.account import account_table
     from karhunen.folder import check_target
@@ -42,7 +45,7 @@ def run(
 
     sampling = Sampling(**sampling_options)
     with Screen(as_json).open() as screen:
-        model, tokenizer = load_model(screen, model_name, dtype)
+        model, tokenizer = load_model(screen, model_name, dtype, placed(screen, model_name, dtype, devices))
         register()
         model.set_attn_implementation(attention)
         if codec.card is None:
@@ -90,6 +93,7 @@ def run(
                     "prefill_seconds": result.prefill_seconds,
                     "tokens_per_second": result.tokens_per_second,
                     "dtype": dtype,
+                    "device": ",".join(devices),
                     "attention": attention,
                     "restored_tokens": resumed.n_tokens,
                     "restore_seconds": resumed.restore_seconds,

@@ -22,6 +22,20 @@ def load_model(screen: Screen, name: str, dtype: str, device_map: Any = None) ->
         return load(name, dtype=kind, progress=on_fetch, device_map=device_map)
 
 
+def placed(screen: Screen, name: str, dtype: str, devices: tuple[str, ...]) -> Any:
+    """Where the weights of a model that only runs go, as `load_model` takes it; of several devices its configuration
+    is read first. ValueError where it does not fit."""
+    from karhunen.calibration.free_memory import free_bytes
+    from karhunen.calibration.placement import place_to_run
+    from karhunen.hf.skeleton import skeleton
+
+    if len(devices) == 1:
+        return place_to_run(None, devices, {})
+    with fetching(screen, f"looking at {Path(name).name}") as on_fetch:
+        bare = skeleton(name, torch_dtype(dtype), on_fetch)
+    return place_to_run(bare, devices, {device: free_bytes(device) for device in devices})
+
+
 def torch_dtype(name: str) -> Any:
     """PyTorch's dtype of that name; ValueError if it is none that a model runs in."""
     if name not in DTYPES:

@@ -55,15 +55,17 @@ Texts = Annotated[
 Dtype = Annotated[
     str, typer.Option("--dtype", help="What the model runs in: float32, bfloat16 or float16.", parser=word)
 ]
-Device = Annotated[
+Devices = Annotated[
     str,
     typer.Option(
         "--device", help="cpu, cuda, cuda:1, several with commas, or auto: spread over all there are.", parser=word
     ),
 ]
+OneDevice = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:1: the one to time.", parser=word)]
 CodecFolder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A codec's folder, as `calibrate` writes it.", parser=path)
 ]
+DEFAULT_DEVICE = "cpu"
 DEFAULT_MODEL = "smollm2"
 DEFAULT_RECIPE = "karhunen:bits=2"
 DEMO_RECIPE = "karhunen:bits=1.5"  # about 8 times smaller at 4,000 tokens, the exact tokens included

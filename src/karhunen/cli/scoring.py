@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from karhunen.cli.options import DEFAULT_MODEL, CodecFolder, Dtype, Json, Model, Texts, path, word
+from karhunen.cli.options import (
+    DEFAULT_DEVICE,
+    DEFAULT_MODEL,
+    CodecFolder,
+    Devices,
+    Dtype,
+    Json,
+    Model,
+    Texts,
+    path,
+    word,
+)
 
 scoring = typer.Typer()
 
@@ -74,6 +85,7 @@ def evaluate(
     jobs: Jobs = 1,
     redo: Redo = False,
     dtype: Dtype = "float32",
+    device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> int:
     """Score recipes against the dense model. One JSON file per result; those that exist are kept."""
@@ -83,7 +95,7 @@ def evaluate(
     named = tuple(task or (() if tasks else ("texts",)))
     chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, named)
     harness = (tuple(filter(None, (tasks or "").split(","))), include_path)
-    wanted = Wanted(model, dtype, *chosen, results, statistics, *sizes, limit, seed, jobs, redo, *harness)
+    wanted = Wanted(model, dtype, device, *chosen, results, statistics, *sizes, limit, seed, jobs, redo, *harness)
     return run(wanted, as_json)
 
 
@@ -111,6 +123,7 @@ def verify(
     quick: Annotated[bool, typer.Option("--quick", help="One short text, six needles, eight tool calls.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave the codec as it is.")] = False,
     dtype: Dtype = "float32",
+    device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> int:
     """Measure a codec against the uncompressed model. Keep the report card inside it. Exit code 3 if a gate fails."""
@@ -119,7 +132,7 @@ def verify(
     limits = {"kl": max_kl, "kl_p999": max_kl_p999, "pages": max_kl_pages, "top1": min_top1}
     limits |= {"needles": min_needles, "tool_calls": min_calls}
     sizes = {"prefill_tokens": prefill_tokens, "scored_tokens": scored_tokens, "n_documents": documents}
-    return run(codec, model, tuple(text or ()), limits, sizes, seed, dtype, not dry_run, quick, as_json)
+    return run(codec, model, tuple(text or ()), limits, sizes, seed, dtype, device, not dry_run, quick, as_json)
 
 
 @scoring.command()
@@ -140,6 +153,7 @@ def leaderboard(
     jobs: Jobs = 1,
     redo: Redo = False,
     dtype: Dtype = "float32",
+    device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> int:
     """All recipes at three rates on the test documents. Then page, pictures and table; goes on where it was stopped."""
@@ -147,7 +161,7 @@ def leaderboard(
 
     chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, ("texts",))
     sizes = ("exact", prefill_tokens, scored_tokens, generated_tokens)
-    wanted = Wanted(model, dtype, *chosen, results, statistics, *sizes, None, 0, jobs, redo)
+    wanted = Wanted(model, dtype, device, *chosen, results, statistics, *sizes, None, 0, jobs, redo)
     return run_leaderboard(wanted, output or results / "report", as_json)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from karhunen.cli.loading import load_model
+from karhunen.cli.loading import load_model, placed
 from karhunen.cli.screen import Screen, grid, rounded
 
 if TYPE_CHECKING:
@@ -20,20 +20,23 @@ def run(
     sizes: dict[str, Any],
     seed: int,
     dtype: str,
+    device: str,
     keep: bool,
     quick: bool,
     as_json: bool,
 ) -> int:
     """Print the report card and keep it, a quick one only in place of none or of a quick one; 3 if a gate failed."""
+    from karhunen.calibration.placement import chosen
     from karhunen.codec import Codec
     from karhunen.evaluation.verify import Limits, Size, verify
 
+    devices = chosen(device)
     codec, limit, size = Codec.from_pretrained(folder), Limits(**limits), Size(**sizes)
     size = size.quickly if quick else size
     if missing := [path for path in texts if not path.exists()]:
         raise ValueError(f"{missing[0]} does not exist; give text files, or folders of them")
     with Screen(as_json).open() as screen:
-        model, tokenizer = load_model(screen, model_name, dtype)
+        model, tokenizer = load_model(screen, model_name, dtype, placed(screen, model_name, dtype, devices))
         name = Path(model_name).name
         settings: dict[str, Any] = {"name": name, "limits": limit, "size": size, "seed": seed}
         verified = verify(model, tokenizer, codec, texts, **settings, part=screen.progress)

@@ -18,6 +18,7 @@ from torch import nn
 from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.texts import calibration_text
 from karhunen.codec import Codec
+from karhunen.device import HOST, named
 from karhunen.evaluation.provenance import provenance
 from karhunen.evaluation.rates import Rated
 from karhunen.evaluation.result import path_of, write_result
@@ -43,7 +44,8 @@ OnStage = Callable[[str], None]
 @dataclass(frozen=True)
 class Plan:
     """What is evaluated, and where results and statistics are kept. `model_name` is how the user calls the model;
-    with `fixed_statistics` nothing is measured, and recipes that lack something are refused."""
+    with `fixed_statistics` nothing is measured, and recipes that lack something are refused. Results name the
+    `devices` that the model is loaded on, which are no part of a configuration."""
 
     model_name: str
     dtype: str
@@ -56,6 +58,7 @@ class Plan:
     redo: bool = False
     calibration_tokens: int = 16384
     fixed_statistics: bool = False
+    devices: tuple[str, ...] = (HOST.type,)
 
 
 @final
@@ -226,7 +229,8 @@ class _Run:
             "fit_seconds": fit_seconds,
             "measure_seconds": time.perf_counter() - start,
         }
-        made = {**asdict(provenance()), **about}
+        where = ", ".join(named(torch.device(name)) for name in self.plan.devices)
+        made = {**asdict(provenance()), "device": where, **about}
         self.outcome.made.append(write_result(self.plan.results, configuration, {**body, "made": made}))
 
     def _codec(self, rated: Rated) -> tuple[Codec, float]:

@@ -1,9 +1,10 @@
-"""Pictures of `karhunen bench`: speed-up against length, and the roofline; shapes, threads, versions, commit in the"""
+"""Pictures of `karhunen bench`: speed-up against length, and the roofline; shapes, device, versions, commit in them."""
 
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from karhunen.device import HOST
 from karhunen.evaluation.plots import COLOURS, MARKERS
 
 
@@ -39,13 +40,14 @@ def speed_figure(document: dict[str, Any]) -> Figure:
     made = document["provenance"]
     figure.suptitle(
         f"{document['mode']}: torch {made['versions'].get('torch', '?')}, commit "
-        f"{made['commit'] or 'unknown'}, {made['machine']}",
+        f"{made['commit'] or 'unknown'}, {made['machine']}, {document['device']}",
         fontsize=8,
     )
     return figure
 
 
 def _label(row: dict[str, Any]) -> str:
+    where = f"{row['threads']} thread(s)" if row["device"] == HOST.type else row["device"]
     if "shape" not in row:  # a model's bits per element fall with length, as the exact window weighs less
-        return f"{row['model']}, {row.get('recipe', '')}, {row['threads']} thread(s)"
-    return f"{row['shape']}, batch {row['batch']}, {row['threads']} thread(s), {row['bits_per_element']:.2f} bits"
+        return f"{row['model']}, {row.get('recipe', '')}, {where}"
+    return f"{row['shape']}, batch {row['batch']}, {where}, {row['bits_per_element']:.2f} bits"

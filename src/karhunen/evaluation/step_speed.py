@@ -11,10 +11,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from karhunen.codec import Codec
+from karhunen.device import wait_for
 from karhunen.evaluation.score import Document, run_dense, score
 from karhunen.evaluation.speed import Timings
 from karhunen.hf.cache import CompressedCache, dense_cache, static_cache
-from karhunen.hf.probe import cache_argument
+from karhunen.hf.probe import cache_argument, input_device
 
 PREFILL_TOKENS = 1024  # of a forward; bounds the memory of prefill
 KL_PROMPT, KL_SCORED = 512, 64
@@ -22,7 +23,8 @@ DENSE = ("dynamic", "static")
 
 
 def measure(model: Any, codec: Codec, tokens: Int[Tensor, " t"], rounds: int) -> dict[str, Any]:
-    """A JSON row for the given context; the model's attention implementation is put back at the end."""
+    """A JSON row for the given context, timed where the model lies; its attention implementation is put back at the
+    end."""
     before = model.config._attn_implementation
     try:
         return _measure(model, codec, tokens, rounds)
@@ -31,20 +33,24 @@ def measure(model: Any, codec: Codec, tokens: Int[Tensor, " t"], rounds: int) ->
 
 
 def _measure(model: Any, codec: Codec, tokens: Tensor, rounds: int) -> dict[str, Any]:
-    name, n = cache_argument(model), len(tokens)
+    name, n, device = cache_argument(model), len(tokens), input_device(model)
+    tokens = tokens.to(device)
     caches: dict[str, Any] = {
         "dynamic": dense_cache(model),
         "static": static_cache(model, n + rounds + 2),
         "bytes": CompressedCache(model, codec),
     }
     with torch.inference_mode():
+        wait_for(device)
         start = time.perf_counter()
         _forward(model, name, caches["dynamic"], tokens)
+        wait_for(device)
         prefill_ms = 1e3 * (time.perf_counter() - start)
         filled = [(layer.keys, layer.values) for layer in caches["dynamic"].layers]
         start = time.perf_counter()
         for index, (key, value) in enumerate(filled):
             caches["bytes"].update(key, value, index)
+        wait_for(device)
         encode_ms = 1e3 * (time.perf_counter() - start)
         for index, (key, value) in enumerate(filled):
             caches["static"].update(key, value, index)
@@ -54,7 +60,7 @@ def _measure(model: Any, codec: Codec, tokens: Tensor, rounds: int) -> dict[str,
             at = torch.tensor([[int(caches[which].get_seq_length())]], device=tokens.device)
             model(input_ids=tokens[None, -1:], use_cache=True, position_ids=at, **{name: caches[which]})
 
-        timings = Timings.of({which: lambda which=which: step(which) for which in caches}, rounds)
+        timings = Timings.of({which: lambda which=which: step(which) for which in caches}, rounds, device)
         report = caches["bytes"].report()
         caches["bytes"].close()
     fastest = timings.fastest(*DENSE)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from karhunen.card import Gate, ReportCard
 from karhunen.codec import Codec
+from karhunen.device import named
 from karhunen.evaluation.documents import default_documents, file_documents
 from karhunen.evaluation.metrics import percentile
 from karhunen.evaluation.provenance import provenance
@@ -133,7 +134,13 @@ def verify(
         bits_per_element=bits,
         ratio=EXACT_BITS / bits,
         gates=tuple(gates),
-        made={"date": made.date, "commit": made.commit, "machine": made.machine, **made.versions},
+        made={
+            "date": made.date,
+            "commit": made.commit,
+            "machine": made.machine,
+            "device": _devices(model),
+            **made.versions,
+        },
         quick=size.quick,
     )
     return replace(codec, card=card)
@@ -213,6 +220,11 @@ def _call_gate(
     if n_close := n_right - n_sure:
         note += f"; of {n_close} close ones {found['same'] * n_right - share * n_sure:.0f}"
     return Gate(name, share, limits.tool_calls, at_least=True, dense=right, note=note)
+
+
+def _devices(model: nn.Module) -> str:
+    """Those that its weights lie on."""
+    return ", ".join(dict.fromkeys(named(weight.device) for weight in model.parameters()))
 
 
 def _hash(document: Document) -> str:

@@ -19,11 +19,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from karhunen.attention import fused
 from karhunen.hf.capture import can_be_routed, implementations, own_attention
 from karhunen.hf.history import HistoryTensor
+from karhunen.hf.in_graph import Handed
 from karhunen.hf.probe import text_config, untraced
 
 NAME = "karhunen"
@@ -64,11 +66,23 @@ def reading_bytes(model: nn.Module) -> Iterator[None]:
             config._attn_implementation_internal = implementation
 
 
-@untraced
 def karhunen_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
+    module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of one layer, as transformers calls it: (output [b m q e], weights or None)."""
+    if isinstance(key, Handed):
+        return _handed(module, query, key, attention_mask, arguments)
+    if not torch.compiler.is_compiling():
+        return _attention(module, query, key, value, attention_mask, arguments)
+    if _is_plain(module, key, arguments):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **arguments)
+    return _in_python(module, query, key, value, attention_mask, arguments)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, arguments: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Where nothing is compiled."""
     if isinstance(key, HistoryTensor) and isinstance(value, HistoryTensor):
         history = key.history
         reason = _refusal(module, query, key, value, attention_mask, arguments)
@@ -93,6 +107,83 @@ def karhunen_attention(
     return _plain(module, query, key, value, attention_mask, arguments)
 
 
+def _handed(
+    module: nn.Module, query: Tensor, handed: Handed, mask: Tensor | None, arguments: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """In a compiled forward: an operator that knows the layer, or Python where it cannot serve this call."""
+    layer = handed.layer
+    if _refused_call(module, arguments) or (mask is not None and mask.ndim != 4):
+        return _in_python(module, query, handed, handed, mask, arguments)
+    out = torch.ops.karhunen.attend(
+        layer.graph.handle, query, mask, _sinks(module, arguments), _scale(query, arguments), arguments.get("softcap"),
+        handed.n_values,
+    )  # fmt: skip
+    return out, None
+
+
+@untraced
+def _in_python(module: nn.Module, query: Tensor, key: Any, value: Any, mask: Any, arguments: Any) -> Any:
+    """The graph breaks here."""
+    if isinstance(key, Handed):
+        key, value = key.layer.graph.taken()
+    return _attention(module, query, key, value, mask, arguments)
+
+
+def _is_plain(module: nn.Module, key: Any, arguments: dict[str, Any]) -> bool:
+    """Whether a traced call is sdpa's of transformers."""
+    asks_more = arguments.get("softcap") is not None or _sinks(module, arguments) is not None
+    return type(key) is Tensor and not asks_more and _computes_sdpa(type(module))
+
+
+def attention_to(
+    given: tuple[Tensor, Tensor],
+    query: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """Attention [b m q e] to what a layer gave, from its bytes; decoded where those cannot be read under this mask,
+    and the cache's report says why."""
+    key, value = given
+    reason = ""
+    if isinstance(key, HistoryTensor) and isinstance(value, HistoryTensor):
+        history = key.history
+        settings: dict[str, Any] = {"scale": scale, "softcap": softcap, "mask": mask, "sinks": sinks}
+        try:
+            out = fused.attend(history.reader, history.snapshot, query, over_coded=history.over_coded(mask), **settings)
+        except fused.NotReadableError as refused:
+            reason = refused.reason
+        else:
+            history.on_read(history.reader.description)
+            return out.transpose(1, 2).contiguous()
+        key, value = key.dense(reason), value.dense(reason)
+    return _by_definition(query, key, value, mask, sinks, scale, softcap).transpose(1, 2).contiguous()
+
+
+def _by_definition(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None, scale: float,
+    softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """Softmax written out, in float32; without a mask a token sees all before it."""
+    h, m, n = key.shape[1], query.shape[2], key.shape[2]
+    grouped = query.float().unflatten(1, (h, -1))
+    scores = grouped @ key[:, :, None].float().mT * scale  # [b h q m n]
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    if mask is None:
+        mask = torch.ones(1, 1, m, n, dtype=torch.bool, device=query.device).tril(n - m)
+    terms = (
+        torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
+    )
+    scores = scores + (terms[:, :, None] if terms.shape[1] == 1 else terms.unflatten(1, (h, -1)))
+    if sinks is not None:
+        sink = sinks.float().view(h, -1)[None, :, :, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(-1)[..., :n]
+    return (weights @ value[:, :, None].float()).flatten(1, 2).to(query.dtype)
+
+
 def _refusal(
     module: nn.Module, query: Tensor, key: HistoryTensor, value: HistoryTensor, mask: Any, arguments: dict[str, Any]
 ) -> str:
@@ -101,6 +192,15 @@ def _refusal(
         return "keys and values do not come from one cache layer"
     if query.requires_grad:
         return "gradients pass through attention"
+    if reason := _refused_call(module, arguments):
+        return reason
+    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-1] != key.shape[-2]):
+        return f"the mask {tuple(getattr(mask, 'shape', ()))} does not cover the {key.shape[-2]} tokens held"
+    return ""
+
+
+def _refused_call(module: nn.Module, arguments: dict[str, Any]) -> str:
+    """What of the call's own settings bytes do not serve."""
     if arguments.get("dropout") and module.training:
         return "attention drops out weights"
     if arguments.get("output_attentions"):
@@ -111,8 +211,6 @@ def _refusal(
         return "the layer sees a sliding window"
     if not (getattr(module, "is_causal", True) if arguments.get("is_causal") is None else arguments["is_causal"]):
         return "the layer is not causal"
-    if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[-1] != key.shape[-2]):
-        return f"the mask {tuple(getattr(mask, 'shape', ()))} does not cover the {key.shape[-2]} tokens held"
     return ""
 
 
@@ -144,6 +242,12 @@ def _has_sdpa(kind: type[nn.Module]) -> bool:
     models = [x for x in names.values() if isinstance(x, type) and issubclass(x, PreTrainedModel)]
     mine = [x for x in models if x.__module__ == kind.__module__]
     return all(cast("Any", x)._supports_sdpa for x in mine)
+
+
+@torch.compiler.assume_constant_result
+def _computes_sdpa(kind: type[nn.Module]) -> bool:
+    """As above, to a tracer."""
+    return _has_sdpa(kind)
 
 
 def _added(mask: Any, query: Tensor, key: Tensor, module: nn.Module) -> Any:

@@ -21,9 +21,18 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from karhunen.attention.reader import reader_of
 from karhunen.codec import Codec, LayerCodec
 from karhunen.device import HOST
-from karhunen.hf.attention import NAME, register
+from karhunen.hf.attention import NAME, attention_to, register
 from karhunen.hf.describe import identity_of
 from karhunen.hf.history import History, HistoryTensor, Masks
+from karhunen.hf.in_graph import (
+    InGraph,
+    Mode,
+    hands_over,
+    is_compiled,
+    register_operators,
+    shares_layers,
+    traced_update,
+)
 from karhunen.hf.probe import text_config, uncompiled, untraced
 from karhunen.hf.queries import show_queries
 from karhunen.statistics.need import SLOTS
@@ -79,16 +88,23 @@ class CompressedLayer(DynamicLayer):
         self.is_initialized = False
         self.transient_bytes = 0
         self.how_read = ""
+        self.graph = InGraph()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Remember dtype and device; the tensors may hold no token."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
-    @untraced
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Add tokens; returns keys and values of all tokens so far, the new ones exact. Where attention reads bytes
-        the tensors returned hold no numbers (karhunen.hf.history)."""
+        the tensors returned hold no numbers (karhunen.hf.history), and in a compiled forward they are none
+        (karhunen.hf.in_graph)."""
+        if torch.compiler.is_compiling():
+            return traced_update(self, key_states, value_states)
+        return self.updated(key_states, value_states)
+
+    def updated(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """As `update`, where nothing is compiled."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         was_empty = self.store.n_tokens == 0
@@ -99,6 +115,28 @@ class CompressedLayer(DynamicLayer):
         if not self.reads_queries:
             self.store.flush()
         return key, value
+
+    def begin(self, in_graph: bool) -> None:
+        """A forward begins, which may be compiled or not."""
+        mode: Mode = "python"
+        if in_graph and self.store.selection is None:
+            mode = "dense" if self.store.n_tokens else "first"
+            if self.offsets.reads_bytes and self.store.n_coded and self.store.codec is not None:
+                reader = reader_of(self.store.codec, self.store.snapshot())
+                mode = "bytes" if reader.mode != "decoded" else mode
+        self.graph.begin(self, mode)
+
+    def attended_to(
+        self,
+        given: tuple[Tensor, Tensor],
+        query: Tensor,
+        mask: Tensor | None,
+        sinks: Tensor | None,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        """Attention [b m q e] of the newest tokens to what `updated` gave, for a compiled forward."""
+        return attention_to(given, query, mask, sinks, scale, softcap)
 
     @property
     def reads_queries(self) -> bool:
@@ -214,15 +252,19 @@ class CompressedCache(Cache):
     def __init__(
         self, model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None = None, keep_decoded: bool = False
     ) -> None:
-        model = uncompiled(model)
+        given, model = model, uncompiled(model)
         codec.check_model(identity_of(model))
         register()  # whoever has such a cache may name the attention that reads it
         self.codec = codec
         self.offsets = RowOffsets()
+        self.in_graph = is_compiled(given) and codec.window.reads == "never" and hands_over(model)
+        if self.in_graph:
+            register_operators()
         layers: list[Any] = list(dense_cache(model).layers)
         for index in codec.windowed:
             layer = codec.layers.get(index)
             layers[index] = CompressedLayer(layer, codec.window, self.offsets, exact_dtype, keep_decoded)
+            layers[index].graph = InGraph(shared=self.in_graph and shares_layers(model))
         super().__init__(layers=layers)
         self._model = weakref.ref(model)
         self._watch(model)
@@ -310,6 +352,9 @@ def _note_offsets(
         return
     cache.offsets.reads_bytes = getattr(text_config(module), "_attn_implementation", None) == NAME
     cache.offsets.masks.clear()
+    if cache.in_graph:
+        for layer in cache.coded_layers():
+            layer.begin(in_graph=True)
     positions = kwargs.get("position_ids")
     if not isinstance(positions, Tensor) or positions.ndim != 2:
         if cache.offsets.now is not None:

@@ -18,7 +18,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from karhunen.codec import Codec
 from karhunen.hf.cache import CompressedCache, dense_cache
-from karhunen.hf.probe import cache_argument, text_config
+from karhunen.hf.probe import cache_argument, input_device, text_config
 from karhunen.store.report import Report
 
 OnText = Callable[[str], None]
@@ -117,7 +117,7 @@ def generate(
     if sampling.seed is not None:
         torch.manual_seed(sampling.seed)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    device = next(model.parameters()).device
+    device = input_device(model)
     output: Any = cast("Any", model).generate(
         tokens.to(device),
         attention_mask=torch.ones_like(tokens).to(device),

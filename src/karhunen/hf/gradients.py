@@ -4,8 +4,10 @@
 
 Only reads that will meet coded tokens count: not those within the recent window, not those of the sinks. The forward is
 the model's own; the backward of attention is worked out here in rows, so that no t × t table outlives its layer.
+Layers that read another layer's keys and values (Gemma 3n, Gemma 4) add to the gradients of that layer, whose they are.
 """
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from karhunen.device import HOST
 from karhunen.hf.capture import Attention, routed_attention
 from karhunen.hf.checkpointing import checkpointed
-from karhunen.hf.probe import inference, input_device
+from karhunen.hf.probe import inference, input_device, layer_devices
 
 NEAR_TOKENS = 128
 SINK_TOKENS = 4
@@ -45,19 +47,32 @@ def read_gradients(
     listener: Callable[[int, ReadGradient], None],
     near_tokens: int = NEAR_TOKENS,
 ) -> None:
-    """Show `listener` the gradients of each layer that attends, the last layer first; nothing of them is kept here.
+    """Show `listener` the gradients of each layer that attends to keys of its own, the last layer first; nothing of
+    them is kept here. A layer that others read too has the gradients through all of them.
 
     One outcome y is drawn per position from a generator with `seed`. The model's weights, modes and hooks are as they
-    were afterwards. ValueError if the model has no output embedding to predict with.
+    were afterwards. ValueError where `refuse_gradients` gives a reason.
     """
+    refuse_gradients(model)
     head = cast("Any", model).get_output_embeddings()
-    if head is None:
-        raise ValueError(f"{type(model).__name__} has no output embedding, so its predictions cannot be differentiated")
     reads = _Reads(listener, near_tokens)
     with inference(model), torch.enable_grad(), _frozen(model), checkpointed(model), reads.routed(model):
         hidden = _hidden_states(model, head, tokens)
         reads.counting = False
         _backward(model, head, hidden, seed)
+
+
+def refuse_gradients(model: nn.Module) -> None:
+    """ValueError for a model without an output embedding to predict with, and for one whose layers share keys and
+    values over several devices: a copy does not say whose it is."""
+    if cast("Any", model).get_output_embeddings() is None:
+        raise ValueError(f"{type(model).__name__} has no output embedding, so its predictions cannot be differentiated")
+    sharing = any(getattr(module, "is_kv_shared_layer", False) for module in model.modules())
+    if sharing and len(devices := set(layer_devices(model).values())) > 1:
+        raise ValueError(
+            f"layers of {type(model).__name__} read keys and values of others, and lie on {len(devices)} devices; for "
+            "the Fisher metric put the model on one, or use a recipe without it"
+        )
 
 
 @final
@@ -70,6 +85,7 @@ class _Reads:
         self.counting = True  # a layer that runs once more in the backward pass reads nothing new
         self.n_left: Counter[int] = Counter()
         self.held: dict[int, ReadGradient] = {}
+        self.owners: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # by a key's identity: the layer that made it
 
     def routed(self, model: nn.Module) -> AbstractContextManager[None]:
         """The model's attention goes past here."""
@@ -77,7 +93,7 @@ class _Reads:
 
     def attend(self, attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
         """One attention call."""
-        layer = int(getattr(attention.module, "layer_idx", -1))
+        layer = self._owner(key, int(getattr(attention.module, "layer_idx", -1)))
         self.n_left[layer] += self.counting
         reach = _Reach(
             layer, attention.scale, attention.mask, attention.window_tokens, attention.softcap, attention.sinks, self
@@ -85,6 +101,13 @@ class _Reads:
         # what depends on nothing that is differentiated would have no backward pass
         anchor = torch.zeros((), device=key.device, requires_grad=True)
         return _FarReads.apply(attention.query, key, value, anchor, reach, plain), None
+
+    def _owner(self, key: Tensor, reader: int) -> int:
+        """The layer that attended to `key` first, which made it. The key is not kept alive."""
+        known = self.owners.get(id(key))
+        if known is None or known[0]() is not key:
+            known = self.owners[id(key)] = weakref.ref(key), reader
+        return known[1]
 
     def add(self, layer: int, new: ReadGradient) -> None:
         """Gradients through one call; with the layer's last one they are whole."""

@@ -127,6 +127,16 @@ def input_device(model: nn.Module) -> torch.device:
     return torch.device(found)
 
 
+def layer_devices(model: nn.Module) -> dict[int, torch.device]:
+    """Where the attention of each layer lies, by the layer's index, as far as modules say which they are of."""
+    found: dict[int, torch.device] = {}
+    for module in model.modules():
+        weight, index = next(module.parameters(), None), getattr(module, "layer_idx", None)
+        if isinstance(index, int) and weight is not None and not weight.is_meta:
+            found.setdefault(index, weight.device)
+    return found
+
+
 def updates(model: nn.Module, input_ids: Int[Tensor, "b t"], **arguments: Any) -> dict[int, Update]:
     """What each layer hands to its cache in one forward, by layer; layers that hand over nothing are absent."""
     seen: dict[int, Update] = {}

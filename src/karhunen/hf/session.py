@@ -22,6 +22,7 @@ from karhunen.hf.cache import CompressedCache, CompressedLayer
 from karhunen.hf.describe import identity_of
 from karhunen.hf.fingerprint import weights_fingerprint
 from karhunen.hf.layer_state import layer_state, restore_layer
+from karhunen.hf.probe import input_device, layer_devices
 from karhunen.statistics.identity import LayerShape
 from karhunen.store.layer_store import LayerStore
 from karhunen.store.positions import Offsets
@@ -120,10 +121,10 @@ def load_session(
     cache = CompressedCache(model, codec, exact_dtype, state.keep_decoded)
     if len(cache.layers) != len(state.layers):
         raise ValueError(f"{folder} holds {len(state.layers)} layers, this model's cache has {len(cache.layers)}")
-    device = next(model.parameters()).device
+    here, first = layer_devices(model), input_device(model)
     for index, (layer, held) in enumerate(zip(cache.layers, state.layers, strict=True)):
         try:
-            _restore(layer, held, codec.model.layers[index], device, state.keep_decoded)
+            _restore(layer, held, codec.model.layers[index], here.get(index, first), state.keep_decoded)
         except (TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"layer {index} in {folder} cannot be restored: {error}") from error
     cache.offsets.now = None if state.offsets is None else Offsets(state.offsets)
@@ -133,7 +134,7 @@ def load_session(
 
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-_APART = ("store", "offsets", "exact_dtype")  # of a compressed layer
+_APART = ("store", "offsets", "exact_dtype", "graph")  # of a compressed layer
 
 
 def _layer(layer: Any) -> LayerState:

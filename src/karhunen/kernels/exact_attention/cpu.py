@@ -48,23 +48,31 @@ def exact_attention(
     *,
     scale: float,
 ) -> Partial:
-    """As `naive.exact_attention`, in float32. ValueError on more than three pieces."""
+    """As `naive.exact_attention`, in float32. ValueError on more than three pieces, and on shapes that do not fit."""
     if coded is None:
         return attend(query, pieces, scale=scale)
     mean = _flat(coded.partial.mean.detach()).clone()  # it is scaled in place
     log_sum = _flat(coded.partial.log_sum)
-    return attend(query, pieces, Parts(mean.data_ptr(), log_sum.data_ptr(), 1), coded.matrix, coded.offset, scale=scale)
+    rows, c = query.shape[:3], mean.shape[-1]
+    if mean.shape != (*rows, c) or log_sum.shape != rows:
+        raise ValueError(
+            f"the coded part has means {tuple(mean.shape)} and log-sums {tuple(log_sum.shape)}; {(*rows, c)} and "
+            f"{tuple(rows)} are wanted"
+        )
+    parts = Parts(mean.data_ptr(), log_sum.data_ptr(), 1, c)
+    return attend(query, pieces, parts, coded.matrix, coded.offset, scale=scale)
 
 
 @final
 @dataclass(frozen=True)
 class Parts:
     """Attention to ranges of the coded tokens, float32: where means [splits b h r c], which are overwritten, and
-    log-sums [splits b h r] lie."""
+    log-sums [splits b h r] lie, for the rows of the query that they are merged for."""
 
     mean: int
     log_sum: int
     n_splits: int
+    n_coefficients: int
 
 
 def attend(
@@ -77,8 +85,8 @@ def attend(
     scale: float,
 ) -> Partial:
     """As `exact_attention`, from the parts of the coded tokens and the map from their coefficients to vectors."""
-    if len(pieces) > MOST_PIECES:
-        raise ValueError(f"{len(pieces)} pieces of exact tokens; at most {MOST_PIECES} are read in one call")
+    if not 0 < len(pieces) <= MOST_PIECES:
+        raise ValueError(f"{len(pieces)} pieces of exact tokens; 1 and at most {MOST_PIECES} are read in one call")
     b, h, r, d = query.shape
     e = pieces[0][1].shape[-1]
     query = _rows_of(query)
@@ -87,21 +95,32 @@ def attend(
     sides: list[int] = []
     n = 0
     for key, value in pieces:
+        there = key.shape[2]
+        if key.shape != (b, h, there, d) or value.shape != (b, h, there, e):
+            raise ValueError(
+                f"keys {tuple(key.shape)} and values {tuple(value.shape)} of a piece do not fit the query "
+                f"{tuple(query.shape)}; {(b, h, there, d)} and {(b, h, there, e)} are wanted"
+            )
         keys, values = _rows_of(key), _rows_of(value)
         kept += [keys, values]
-        n += key.shape[2]
+        n += there
         a, c = keys.stride(), values.stride()
-        sides += [key.shape[2], keys.data_ptr(), 4 * a[0], 4 * a[1], 4 * a[2]]
+        sides += [there, keys.data_ptr(), 4 * a[0], 4 * a[1], 4 * a[2]]
         sides += [values.data_ptr(), 4 * c[0], 4 * c[1], 4 * c[2]]
     sides += [0] * (PIECE * MOST_PIECES - len(sides))
     numbers = (0,) * 7
     if coded is not None:
         assert matrix is not None and offset is not None, "coded tokens come with their map to vectors"
+        c = coded.n_coefficients
+        if matrix.shape != (h, c, e) or offset.shape != (h, e):
+            raise ValueError(
+                f"the map {tuple(matrix.shape)} with offsets {tuple(offset.shape)} does not fit {h} heads of {c} "
+                f"coefficients and values of {e}; {(h, c, e)} and {(h, e)} are wanted"
+            )
         maps = _flat(matrix), _flat(offset)
         kept += maps
-        _, c, width = maps[0].shape
         numbers = (
-            coded.mean, coded.log_sum, coded.n_splits, c, maps[0].data_ptr(), 4 * c * width, maps[1].data_ptr()
+            coded.mean, coded.log_sum, coded.n_splits, c, maps[0].data_ptr(), 4 * c * e, maps[1].data_ptr()
         )  # fmt: skip
     n_scores = -(-n // 16) * 16
     call = _Call.of(r, MOST_ROWS * n_scores + 32)

@@ -24,7 +24,7 @@ from karhunen.kernels.scan import isa
 from karhunen.kernels.scan.emit import KINDS, Shape
 from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, OF_CALL, OF_CODEC, SCRATCH, SPAN, scratch_bytes
 from karhunen.kernels.scan_attention.cpu_tables import PAD, ScanFrames, ScanTables
-from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.scan_attention.frames import Frames, require_agreement
 from karhunen.kernels.threads import run_together
 
 TOLERANCE = 1e-3
@@ -110,7 +110,8 @@ def scan(
     width: int | None = None,
 ) -> None:
     """As `scan_attention`; the partials of all ranges go where `mean` [splits b h r c] and `log_sum` [splits b h r]
-    point, float32."""
+    point, float32. ValueError unless the shapes belong together."""
+    require_agreement(query, keys, values, frames, mask)
     b, h, r, _ = query.shape
     n_tokens, block = keys.n_tokens, frames.block_tokens
     bound = Bound.of(frames, keys, values, width or fitting_width(block))

@@ -10,6 +10,8 @@ from typing import Any, final
 from jaxtyping import Float
 from torch import Tensor
 
+from karhunen.kernels.byte_attention.inputs import CodedTokens
+
 
 @final
 @dataclass(frozen=True)
@@ -43,3 +45,26 @@ class Frames:
     def prepared(self) -> dict[str, Any]:
         """What a kernel made of these frames, by kernel: filled at first use, never stored."""
         return {}
+
+
+def require_agreement(
+    query: Tensor, keys: CodedTokens, values: CodedTokens, frames: Frames, mask: Tensor | None
+) -> None:
+    """ValueError unless the shapes belong together."""
+    b, h, _, d = query.shape
+    if frames.matrix.shape[:2] != (h, d) or frames.matrix.shape[2] != keys.tables.n_coefficients:
+        raise ValueError(
+            f"frames of shape {tuple(frames.matrix.shape)} for {h} heads of {d} and {keys.tables.n_coefficients} "
+            "coefficients; [heads, coordinates, coefficients] is wanted"
+        )
+    for name, side in (("keys", keys), ("values", values)):
+        wanted = (b, keys.n_tokens)
+        if (len(side.codes), side.n_tokens) != wanted or side.tables.n_heads not in (1, h):
+            raise ValueError(
+                f"{name} hold batch {len(side.codes)}, {side.tables.n_heads} heads, {side.n_tokens} tokens; batch "
+                f"{wanted[0]}, {h} heads or joined ones, {wanted[1]} tokens are wanted"
+            )
+    if keys.tables.n_heads != values.tables.n_heads:
+        raise ValueError(f"keys of {keys.tables.n_heads} heads, values of {values.tables.n_heads}; give the same")
+    if mask is not None and mask.shape != (b, keys.n_tokens):
+        raise ValueError(f"mask has shape {tuple(mask.shape)}; {(b, keys.n_tokens)} is wanted")

@@ -14,7 +14,7 @@ from torch import Tensor
 from karhunen.kernels import triton_launch
 from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial
 from karhunen.kernels.entry_quads import entry_quads
-from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.scan_attention.frames import Frames, require_agreement
 from karhunen.kernels.scan_attention.gpu_frames import plan_queries
 from karhunen.kernels.split_attention import arguments
 from karhunen.kernels.split_attention.launch import Launch, Problem, nothing, plan
@@ -45,7 +45,7 @@ def scan_attention(
 
     `n_splits`: token ranges per row (see `token_splits`); `launch`: timed over LAUNCHES if None.
     """
-    _require_agreement(query, keys, values, frames, mask)
+    require_agreement(query, keys, values, frames, mask)
     triton_launch.require_gpu(query, keys.codes, keys.gain, values.codes, values.gain, mask, *(hidden or ()))
     b, h, r, _ = query.shape
     if not b * h * r * keys.n_tokens:
@@ -104,26 +104,3 @@ def _with_hidden(
     mask = torch.ones(shape, dtype=torch.bool, device=query.device) if mask is None else mask.clone()
     mask[hidden[0].long(), hidden[1].long()] = False if mask.dtype == torch.bool else -torch.inf
     return mask
-
-
-def _require_agreement(
-    query: Tensor, keys: CodedTokens, values: CodedTokens, frames: Frames, mask: Tensor | None
-) -> None:
-    """ValueError unless the shapes belong together."""
-    b, h, _, d = query.shape
-    if frames.matrix.shape[:2] != (h, d) or frames.matrix.shape[2] != keys.tables.n_coefficients:
-        raise ValueError(
-            f"frames of shape {tuple(frames.matrix.shape)} for {h} heads of {d} and {keys.tables.n_coefficients} "
-            "coefficients; [heads, coordinates, coefficients] is wanted"
-        )
-    for name, side in (("keys", keys), ("values", values)):
-        wanted = (b, keys.n_tokens)
-        if (len(side.codes), side.n_tokens) != wanted or side.tables.n_heads not in (1, h):
-            raise ValueError(
-                f"{name} hold batch {len(side.codes)}, {side.tables.n_heads} heads, {side.n_tokens} tokens; batch "
-                f"{wanted[0]}, {h} heads or joined ones, {wanted[1]} tokens are wanted"
-            )
-    if keys.tables.n_heads != values.tables.n_heads:
-        raise ValueError(f"keys of {keys.tables.n_heads} heads, values of {values.tables.n_heads}; give the same")
-    if mask is not None and mask.shape != (b, keys.n_tokens):
-        raise ValueError(f"mask has shape {tuple(mask.shape)}; {(b, keys.n_tokens)} is wanted")

@@ -37,7 +37,7 @@ def step_attention(
     work = scan.Work.of(b, h, r, keys.n_tokens, n_threads or torch.get_num_threads())
     n_rows, c = work.n_splits * b * h * r, values.tables.n_coefficients
     mean = _memory(n_rows * (c + 1))
-    parts = exact.Parts(mean, mean + 4 * n_rows * c, work.n_splits)
+    parts = exact.Parts(mean, mean + 4 * n_rows * c, work.n_splits, c)
     scan.scan(
         query, keys, values, frames, work, parts.mean, parts.log_sum, first_position=first_position, scale=scale,
         hidden=hidden,

@@ -47,6 +47,7 @@ class Wanted:
     calibration: bool = False
     check: Path | None = None
     check_tokens: int = 2048
+    max_step: float = 1.0
     plot: Path | None = None
 
 
@@ -56,9 +57,12 @@ def run(wanted: Wanted, as_json: bool) -> int:
     if wanted.plot is not None:
         _check_plot(wanted.plot)
     codec: Any = None
+    tolerance: Any = None
     if wanted.check is not None:
         from karhunen.codec import Codec
+        from karhunen.evaluation.adoption import Tolerance
 
+        tolerance = Tolerance(step=wanted.max_step)
         codec = Codec.from_pretrained(wanted.check)
     with Screen(as_json).open() as screen:
         shape = shape_of(screen, wanted.model)
@@ -78,7 +82,7 @@ def run(wanted: Wanted, as_json: bool) -> int:
         if codec is not None:
             from karhunen.cli.plan_check import checked
 
-            lines, passed = checked(screen, wanted.model, codec, shape, wanted.check_tokens)
+            lines, passed = checked(screen, wanted.model, codec, shape, wanted.check_tokens, tolerance)
             document["check"] = {"codec": str(wanted.check), "passed": passed, "lines": lines}
         screen.document(rounded(document))
         return 0 if passed else FAILED
@@ -183,7 +187,7 @@ def _calibration(
     from karhunen.calibration.placement import place
     from karhunen.hf.skeleton import skeleton, skeleton_of
 
-    entry = next((e for e in table.entries() if table.find(wanted.model) and _is(e, wanted.model)), None)
+    entry = table.entry_of(wanted.model)
     bare = skeleton(wanted.model, torch.bfloat16) if entry is None else skeleton_of(entry["config"], torch.bfloat16)
     on_host = machine.memory_bytes is None
     devices = (HOST,) if on_host else tuple(f"cuda:{i}" for i in range(machine.n_devices))
@@ -199,11 +203,6 @@ def _calibration(
         screen.say(f"calibrating {name.partition(':')[0]}, {CALIBRATION_TOKENS:,} tokens, bfloat16: {line}")
         said.append({"recipe": name.partition(":")[0], "said": line})
     return said
-
-
-def _is(entry: dict[str, Any], name: str) -> bool:
-    mine, theirs = table.find(entry["name"]), table.find(name)
-    return mine is not None and theirs is not None and mine.name == theirs.name
 
 
 def _check_plot(file: Path) -> None:

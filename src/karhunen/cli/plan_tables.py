@@ -115,15 +115,18 @@ def hints(plan: Plan) -> list[str]:
 
 def _capacity(plan: Plan, row: Row) -> tuple[str, str, str, str]:
     mine, times = row.capacity, plan.end_to_end(row)
+    step = best = ""
+    if mine.step_seconds is not None:
+        too_many = mine.max_batch is not None and mine.max_batch < plan.work.batch
+        step = f"{1e3 * mine.step_seconds:.2f} ms{_beside(times['step_speed'], 'faster')}"
+        step += ", if it fitted" * too_many
+    if mine.best_tokens_per_second is not None:
+        best = f"{mine.best_tokens_per_second:,.0f}{_beside(times['throughput'])}"
     return (
         _count(mine.max_context, mine.unlimited, times["context"]),
         _count(mine.max_batch, mine.unlimited, times["batch"]),
-        ""
-        if mine.step_seconds is None
-        else f"{1e3 * mine.step_seconds:.2f} ms{_beside(times['step_speed'], 'faster')}",
-        ""
-        if mine.best_tokens_per_second is None
-        else f"{mine.best_tokens_per_second:,.0f}{_beside(times['throughput'])}",
+        step,
+        best,
     )
 
 

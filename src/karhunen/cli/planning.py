@@ -64,6 +64,9 @@ def plan(
     check_tokens: Annotated[
         int, typer.Option("--check-tokens", min=64, help="Of the cache that --check makes.")
     ] = 2048,
+    max_step: Annotated[
+        float, typer.Option("--max-step", help="Times the fastest dense step that --check lets a step take.")
+    ] = 1.0,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="A picture of memory against context, PNG or SVG.", parser=path)
     ] = None,
@@ -88,6 +91,7 @@ def plan(
             calibration=calibration,
             check=check,
             check_tokens=check_tokens,
+            max_step=max_step,
             plot=plot,
         ),
         as_json,

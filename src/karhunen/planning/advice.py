@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 from typing import final
 
 from karhunen.byte_sizes import said_bytes
@@ -10,6 +11,8 @@ from karhunen.planning.rate import Rate
 from karhunen.planning.shape import ModelShape
 
 SHORT_TOKENS, LONG_TOKENS = 4096, 32768
+USUAL_RATIO = 8  # of which quality is known best
+WORTH = 2  # times smaller, all layers and tokens
 FEW_SHARED = 2  # layers of which at most one in so many grows are a hybrid
 Pairs = Sequence[tuple[Rate, Capacity]]
 
@@ -24,15 +27,15 @@ class Remark:
 
 
 def advice(shape: ModelShape, work: Work, weights: float | None, rates: Pairs) -> tuple[Remark, ...]:
-    """`rates` begins with the uncompressed cache; of the others the smallest is what could be gained."""
+    """`rates` begins with the uncompressed cache; of the others the one nearest to USUAL_RATIO is spoken of."""
     if not shape.growing:
         return (Remark("nothing to code", "no layer keeps every token: the cache does not grow with the text"),)
     dense = rates[0][1]
     found: list[Remark] = []
     coded = [pair for pair in rates[1:] if pair[0].coded_bits(shape)]
     if coded:
-        best = min(coded, key=lambda pair: pair[1].held_bytes)
-        found.append(_worth(shape, work, weights, dense, *best))
+        usual = min(coded, key=lambda pair: abs(log(_nominal(pair[0], shape) / USUAL_RATIO)))
+        found.append(_worth(shape, work, weights, dense, *usual))
         if work.batch == 1 and weights is not None:
             found.append(_alone(shape, work, dense))
     return (*found, *_smaller_already(shape))
@@ -77,7 +80,7 @@ def warnings(
 def _worth(
     shape: ModelShape, work: Work, weights: float | None, dense: Capacity, rate: Rate, coded: Capacity
 ) -> Remark:
-    ratio, nominal = coded.ratio, rate.nominal_ratio(shape) or 1.0
+    ratio, nominal = coded.ratio, _nominal(rate, shape)
     share = "" if weights is None else f"the cache is {dense.held_bytes / (dense.held_bytes + weights):.0%} of memory; "
     if work.context < SHORT_TOKENS:
         why = f"{share}{rate.name} makes it {ratio:.1f} times smaller here, not {nominal:.1f}"
@@ -87,8 +90,12 @@ def _worth(
         faster = f", and its decode step's floor {dense.step_seconds / coded.step_seconds:.1f} times shorter"
     why = f"{share}{rate.name} makes it {ratio:.1f} times smaller{faster}"
     if work.context >= LONG_TOKENS:
-        return Remark("worth it" if ratio >= FEW_SHARED else "little to gain", why)
+        return Remark("worth it" if ratio >= WORTH else "little to gain", why)
     return Remark("worth it if memory is what you run out of", f"{why}; from {LONG_TOKENS:,} tokens on it is more")
+
+
+def _nominal(rate: Rate, shape: ModelShape) -> float:
+    return rate.nominal_ratio(shape) or 1.0
 
 
 def _alone(shape: ModelShape, work: Work, dense: Capacity) -> Remark:

@@ -5,6 +5,7 @@ shape + machine + work + rates ──▶ capacities ──▶ what stays exact, 
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Any, final
 
 from karhunen.planning.advice import Remark, advice, warnings
@@ -69,8 +70,8 @@ class Plan:
             {
                 **asdict(layer),
                 "n_layers": n,
-                "bytes_per_token": layer.elements_per_token * n * work.cache_bits / 8,
-                "bytes": work.batch * n * layer.dense_bytes(work.context, work.cache_bits),
+                "bytes_per_token": ceil(layer.elements_per_token * n * work.cache_bits / 8),
+                "bytes": ceil(work.batch * n * layer.dense_bytes(work.context, work.cache_bits)),
             }
             for layer, n in shape.alike
         ]
@@ -84,6 +85,7 @@ class Plan:
                 "tables": [{**asdict(t), "layers_alike": dict(shape.alike)[k]} for k, t in row.rate.tables.items()],
                 "notes": list(row.rate.notes),
                 **asdict(row.capacity),
+                "held_bytes": ceil(row.capacity.held_bytes),
                 "times_dense": self.end_to_end(row),
             }
             for row in self.rows
@@ -96,11 +98,11 @@ class Plan:
             "positions": shape.positions,
             "machine": {"n_devices": self.machine.n_devices, **per_device},
             "work": asdict(work),
-            "weight_bytes": self.weight_bytes,
-            "weight_bytes_read": weights_read(shape, work, work.batch) if known else None,
+            "weight_bytes": None if self.weight_bytes is None else ceil(self.weight_bytes),
+            "weight_bytes_read": ceil(weights_read(shape, work, work.batch)) if known else None,
             "layers": layers,
             "dense_bytes_per_token": sum(layer["bytes_per_token"] for layer in layers if layer["kind"] != "sliding"),
-            "dense_bytes": self.dense.held_bytes,
+            "dense_bytes": ceil(self.dense.held_bytes),
             "rates": rates,
             "stays_exact": [{"what": what, "why": why} for what, why in self.exact],
             "advice": [asdict(remark) for remark in self.advice],

@@ -17,10 +17,15 @@ def names() -> list[str]:
 
 def find(name: str) -> ModelShape | None:
     """The model of that name or hub id, whatever its case and punctuation; None if the table has none."""
-    found = next((entry for entry in entries() if _plain(name) in map(_plain, (entry["name"], entry["id"]))), None)
+    found = entry_of(name)
     if found is None:
         return None
     return read_shape({**found["config"], "weights": found["weights"]}, found["name"], found["source"])
+
+
+def entry_of(name: str) -> dict[str, Any] | None:
+    """The entry of that name or hub id."""
+    return next((e for e in entries() if _plain(name) in (_plain(e["name"]), _plain(e["id"]))), None)
 
 
 @cache

@@ -63,7 +63,7 @@ def test_a_cache_of_70b_is_what_the_formula_gives() -> None:
 
 def test_what_is_longest_fits_and_one_more_does_not() -> None:
     shape = model("gemma3-4b")
-    rate = windowed(2.0, shape.growing)
+    rate = windowed(2.0, shape.codable)
     machine, work = Machine(16 * GIB, 2, GIB), Work(context=8192, batch=3)
     found = capacity(shape, rate, machine, work)
     assert found.max_context is not None
@@ -78,7 +78,7 @@ def test_what_is_longest_fits_and_one_more_does_not() -> None:
 def test_sliding_layers_and_the_window_keep_a_short_text_from_being_smaller() -> None:
     """Of Gemma 3 270M's layers 3 grow and 15 hold at most 512 tokens; a token of a layer is 512 numbers."""
     shape = model("gemma3-270m")
-    rate = windowed(2.0, shape.growing)
+    rate = windowed(2.0, shape.codable)
     assert rate.held_bytes(shape, 132) == shape.dense_bytes(132) == 18 * 132 * 512 * 2
     n = 4096
     assert rate.held_bytes(shape, n) == 3 * (132 * 512 * 2 + (n - 132) * 512 * 2 / 8) + 15 * 512 * 512 * 2
@@ -92,7 +92,7 @@ def test_a_latent_is_cached_in_place_of_keys_and_values() -> None:
     """DeepSeek-V3: 512 numbers and 64 rotary ones in 61 layers, for 128 heads."""
     shape = model("deepseek-v3")
     assert shape.dense_bytes(1) == 61 * (512 + 64) * 2 == 70_272
-    assert [layer.kind for layer in shape.growing] == ["latent"] * 61
+    assert [layer.kind for layer in shape.codable] == ["latent"] * 61
 
 
 def test_a_step_reads_the_weights_once_and_every_sequences_cache() -> None:
@@ -118,9 +118,9 @@ def test_mxfp4_experts_of_gpt_oss_take_what_their_files_do() -> None:
 
 
 def test_a_state_does_not_grow_and_nothing_limits_a_model_of_states() -> None:
-    layer = CacheLayer("linear", state=1000, note="recurrent state")
+    layer = CacheLayer("linear", state=400, recurrent=300, note="recurrent state")
     shape = ModelShape("m", "mamba", "", (layer,) * 3, Weights(1000))
-    assert shape.dense_bytes(1) == shape.dense_bytes(10**6) == 3 * 2000
+    assert shape.dense_bytes(1) == shape.dense_bytes(10**6) == 3 * (400 * 2 + 300 * 4) == 6000
     found = capacity(shape, nominal(8, shape), Machine(10**6), Work(context=1))
     assert found.max_context is None
     assert found.unlimited
@@ -139,7 +139,7 @@ def test_weights_that_do_not_fit_leave_no_room_and_are_said() -> None:
 def test_advice_is_by_length_batch_and_kind() -> None:
     def said(name: str, context: int, batch: int) -> str:
         shape = model(name)
-        plan = make_plan(shape, Machine(80 * GIB), Work(context, batch), [windowed(2.0, shape.growing)])
+        plan = make_plan(shape, Machine(80 * GIB), Work(context, batch), [windowed(2.0, shape.codable)])
         return "; ".join(remark.said for remark in plan.advice)
 
     assert said("llama-3.1-8b", 2000, 1).startswith("little to gain below 4,096 tokens")

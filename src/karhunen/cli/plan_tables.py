@@ -143,12 +143,12 @@ def _beside(times: float | None, word: str = "") -> str:
 def _kind(layer: CacheLayer) -> str:
     if layer.kind == "sliding":
         return f"sliding, {layer.window_tokens:,} tokens"
-    return f"{layer.kind}, and a state" if layer.state and layer.kind != "linear" else layer.kind
+    return f"{layer.kind}, and a state" if layer.state_bytes() and layer.kind != "linear" else layer.kind
 
 
 def _sizes(layer: CacheLayer) -> str:
     if not layer.elements_per_token:
-        return f"state of {layer.state:,}" if layer.state else ""
+        return f"state of {layer.state + layer.recurrent:,}" if layer.state_bytes() else ""
     return f"{layer.n_kv_heads} × ({layer.key_dim} + {layer.value_dim})"
 
 

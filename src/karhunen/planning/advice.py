@@ -28,8 +28,8 @@ class Remark:
 
 def advice(shape: ModelShape, work: Work, weights: float | None, rates: Pairs) -> tuple[Remark, ...]:
     """`rates` begins with the uncompressed cache; of the others the one nearest to USUAL_RATIO is spoken of."""
-    if not shape.growing:
-        return (Remark("nothing to code", "no layer keeps every token: the cache does not grow with the text"),)
+    if not shape.codable:
+        return (Remark("nothing to code", "no layer keeps every token and nothing else"),)
     dense = rates[0][1]
     found: list[Remark] = []
     coded = [pair for pair in rates[1:] if pair[0].coded_bits(shape)]
@@ -69,7 +69,7 @@ def warnings(
         found.append(Remark("calibrate on what you serve", f"{why}: `calibrate --text`, then `verify --text`"))
     notes = {note: rate.name for rate in reversed(rates) for note in rate.notes}
     found += [Remark(f"{name} is not counted whole", note) for note, name in reversed(notes.items())]
-    unknown = [layer.note for layer, _ in shape.alike if layer.kind == "linear" and not layer.state]
+    unknown = [layer.note for layer, _ in shape.alike if layer.kind == "linear" and not layer.state_bytes()]
     found += [Remark("a part of the cache is not counted", note) for note in unknown]
     if machine.bandwidth is not None:
         why = "they count bytes alone, and how fast karhunen decodes on a GPU has not been measured"
@@ -108,7 +108,7 @@ def _alone(shape: ModelShape, work: Work, dense: Capacity) -> Remark:
 
 def _smaller_already(shape: ModelShape) -> list[Remark]:
     found: list[Remark] = []
-    layer = shape.growing[0]
+    layer = shape.codable[0]
     grouped = layer.n_query_heads // layer.n_kv_heads if layer.n_kv_heads else 1
     if layer.kind == "latent":
         why = (
@@ -118,7 +118,7 @@ def _smaller_already(shape: ModelShape) -> list[Remark]:
     elif grouped > 1:
         why = f"{grouped} query heads share a KV head, so the cache is {grouped} times smaller than without"
         found.append(Remark("less to gain: grouped queries", why))
-    if FEW_SHARED * len(shape.growing) <= len(shape.layers):
-        why = f"{len(shape.growing)} of {len(shape.layers)} layers keep every token; the others do not grow"
+    if FEW_SHARED * len(shape.codable) <= len(shape.layers):
+        why = f"{len(shape.codable)} of {len(shape.layers)} layers keep every token; the others do not grow"
         found.append(Remark("less to gain: a hybrid", why))
     return found

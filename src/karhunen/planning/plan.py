@@ -44,7 +44,7 @@ class Plan:
     @property
     def exact(self) -> tuple[tuple[str, str], ...]:
         """What stays exact, and why."""
-        found = [(f"{n} {layer.kind} layers", _why_exact(layer)) for layer, n in self.shape.alike if not layer.grows]
+        found = [(f"{n} {layer.kind} layers", _why_exact(layer)) for layer, n in self.shape.alike if not layer.codable]
         windows = {row.rate.window: row.rate.name for row in reversed(self.rows[1:]) if row.rate.window}
         found += [
             (window, f"{name}: sinks are read whatever they say, the newest most")

@@ -43,10 +43,10 @@ DEFLATED = "pages are deflated: the bits are those before, real text takes less"
 
 def price(name: str, recipe: Recipe, shape: ModelShape) -> Rate:
     """The rate of a recipe for a model's layers; ValueError where it cannot code them, naming the layer's sizes."""
-    layers = tuple(dict.fromkeys(shape.growing))
+    layers = tuple(dict.fromkeys(shape.codable))
     if recipe.key is None:
         return Rate(name, dict.fromkeys(layers), split_of(recipe.window, 1), said_window(recipe.window))
-    n_elements = sum(layer.elements_per_token for layer in shape.growing)
+    n_elements = sum(layer.elements_per_token for layer in shape.codable)
     found = {layer: _layer(name, recipe, layer, n_elements) for layer in layers}
     granule = math.lcm(1, *(g for *_, g, _ in found.values()))
     notes = [DEFLATED] if any(deflated for *_, deflated in found.values()) else []

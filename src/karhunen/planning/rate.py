@@ -59,7 +59,7 @@ class Rate:
             return layer.dense_bytes(n_tokens, exact_bits)
         exact, coded = self.split(n_tokens)
         bits_per_number = exact * exact_bits + coded * (self.bits[layer] or 0.0)
-        return (layer.elements_per_token * bits_per_number + layer.state * exact_bits) / 8
+        return layer.elements_per_token * bits_per_number / 8 + layer.state_bytes(exact_bits)
 
     def coded_bits(self, shape: ModelShape) -> float | None:
         """Bits of a coded number on average over the coded layers; None if none is coded."""
@@ -89,5 +89,5 @@ def nominal(ratio: float, shape: ModelShape) -> Rate:
     """Every layer that grows `ratio` times smaller than at 16 bits, from the first token on. ValueError below 1."""
     if not 1 <= ratio < float("inf"):
         raise ValueError(f"a ratio of {ratio:g} is no compression; give 1 or more, such as 8")
-    bits: dict[CacheLayer, float | None] = dict.fromkeys(shape.growing, EXACT_BITS / ratio)
+    bits: dict[CacheLayer, float | None] = dict.fromkeys(shape.codable, EXACT_BITS / ratio)
     return Rate(f"{ratio:g}× nominal", bits, lambda n_tokens: (0, n_tokens))

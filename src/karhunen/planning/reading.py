@@ -92,9 +92,9 @@ def _layer_types(own: Mapping[str, Any], kind: str, n_layers: int, name: str) ->
 def _layer(layer_type: str, own: Mapping[str, Any], index: int, name: str) -> CacheLayer:
     if layer_type in NOTHING:
         return CacheLayer("shared", note="it reads another layer's cache, or has no attention")
-    state, note = _state(own) if layer_type in (*STATES, *BOTH) else (0, "")
+    state, recurrent, note = _state(own) if layer_type in (*STATES, *BOTH) else (0, 0, "")
     if layer_type in STATES:
-        return CacheLayer("linear", state=state, note=note)
+        return CacheLayer("linear", state=state, recurrent=recurrent, note=note)
     n_query = _each(own, index, "num_attention_heads", "n_head", "n_heads", "num_heads")
     hidden = _first(own, "hidden_size", "n_embd", "d_model")
     if not n_query or not hidden:
@@ -107,34 +107,37 @@ def _layer(layer_type: str, own: Mapping[str, Any], index: int, name: str) -> Ca
         width = _first(own, "global_head_dim") or width
         n_kv = _first(own, "num_global_key_value_heads") or n_kv
     if layer_type not in SLIDING:
-        return CacheLayer("full", n_kv, n_query, width, width, state=state, note=note)
+        note = note and "a state beside keys and values: such layers are left exact"
+        return CacheLayer("full", n_kv, n_query, width, width, None, state, recurrent, note)
     key = "attention_chunk_size" if layer_type == "chunked_attention" else "sliding_window"
     if not (window := _each(own, index, key)):
         raise ValueError(f"{name} has {layer_type} in layer {index}, but does not say {key}")
-    return CacheLayer("sliding", n_kv, n_query, width, width, window, state, note)
+    return CacheLayer("sliding", n_kv, n_query, width, width, window, state, recurrent, note)
 
 
-def _state(own: Mapping[str, Any]) -> tuple[int, str]:
-    """Numbers of a layer's state, and what is to be said of it."""
+def _state(own: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Numbers of a layer's convolutional and of its recurrent state, and what is to be said of them."""
     get = lambda *names: _first(own, *names)  # noqa: E731
     hidden = get("hidden_size")
     if get("linear_num_value_heads"):  # gated delta rule (Qwen3-Next)
         keys = get("linear_num_key_heads") * get("linear_key_head_dim")
         values = get("linear_num_value_heads") * get("linear_value_head_dim")
         recurrent = values * get("linear_key_head_dim")
-        return (2 * keys + values) * get("linear_conv_kernel_dim") + recurrent, "recurrent state"
+        return (2 * keys + values) * get("linear_conv_kernel_dim"), recurrent, "recurrent state"
     if get("conv_L_cache"):  # short convolutions (LFM2)
-        return hidden * get("conv_L_cache"), "convolution's state"
+        return hidden * get("conv_L_cache"), 0, "convolution's state"
     if get("mamba_n_heads", "mamba_num_heads"):  # Mamba 2 beside attention (Falcon-H1, Bamba, Nemotron-H)
         inner = get("mamba_n_heads", "mamba_num_heads") * get("mamba_d_head", "mamba_head_dim")
         width = get("mamba_d_state", "ssm_state_size")
         conv = inner + 2 * get("mamba_n_groups", "n_groups") * width
-        return conv * get("mamba_d_conv", "conv_kernel") + inner * width, "recurrent state"
+        return conv * get("mamba_d_conv", "conv_kernel"), inner * width, "recurrent state"
     if get("mamba_d_state"):  # Mamba 1 beside attention (Jamba)
-        return get("mamba_expand") * hidden * (get("mamba_d_conv") + get("mamba_d_state")), "recurrent state"
+        inner = get("mamba_expand") * hidden
+        return inner * get("mamba_d_conv"), inner * get("mamba_d_state"), "recurrent state"
     if get("state_size") and get("intermediate_size"):  # Mamba 1 alone
-        return get("intermediate_size") * (get("conv_kernel") + get("state_size")), "recurrent state"
-    return 0, "a state of fixed size that is not counted: its settings are not known"
+        inner = get("intermediate_size")
+        return inner * get("conv_kernel"), inner * get("state_size"), "recurrent state"
+    return 0, 0, "a state of fixed size that is not counted: its settings are not known"
 
 
 def _first(own: Mapping[str, Any], *names: str) -> int:

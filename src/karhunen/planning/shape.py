@@ -29,8 +29,8 @@ EXACT_BITS = 16  # what ratios are against
 @final
 @dataclass(frozen=True)
 class CacheLayer:
-    """One layer's cache. `state` counts the numbers of a state that does not grow with the text; `note` says what of it
-    is not counted, or why it is what it is."""
+    """One layer's cache. Numbers of states that do not grow with the text: `state` in the cache's dtype (convolutions),
+    `recurrent` in float32 whatever that is. `note` says what is not counted, or why it is what it is."""
 
     kind: Kind
     n_kv_heads: int = 0
@@ -39,6 +39,7 @@ class CacheLayer:
     value_dim: int = 0
     window_tokens: int | None = None
     state: int = 0
+    recurrent: int = 0
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -48,9 +49,9 @@ class CacheLayer:
             raise ValueError(f"a {self.kind} layer with a window of {self.window_tokens} tokens; sliding ones have one")
 
     @property
-    def grows(self) -> bool:
-        """Whether it keeps every token."""
-        return self.kind in GROWING
+    def codable(self) -> bool:
+        """Whether it keeps every token and nothing else: what coding makes smaller."""
+        return self.kind in GROWING and not self.state_bytes()
 
     @property
     def elements_per_token(self) -> int:
@@ -60,7 +61,11 @@ class CacheLayer:
     def dense_bytes(self, n_tokens: int, bits: float = EXACT_BITS) -> float:
         """Of one sequence in an uncompressed cache of `bits` a number."""
         kept = n_tokens if self.window_tokens is None else min(n_tokens, self.window_tokens)
-        return (self.elements_per_token * kept + self.state) * bits / 8
+        return self.elements_per_token * kept * bits / 8 + self.state_bytes(bits)
+
+    def state_bytes(self, bits: float = EXACT_BITS) -> float:
+        """Of one sequence, whatever its length."""
+        return (self.state * bits + self.recurrent * BITS["float32"]) / 8
 
 
 @final
@@ -130,11 +135,11 @@ class ModelShape:
         return sum(n * layer.dense_bytes(n_tokens, bits) for layer, n in self.alike)
 
     @property
-    def growing(self) -> tuple[CacheLayer, ...]:
-        """The layers that keep every token: what coding makes smaller."""
-        return tuple(layer for layer in self.layers if layer.grows)
+    def codable(self) -> tuple[CacheLayer, ...]:
+        """The layers that coding makes smaller."""
+        return tuple(layer for layer in self.layers if layer.codable)
 
     @property
     def n_kv_heads(self) -> int:
-        """Of the layers that grow, the fewest; 0 if none does."""
-        return min((layer.n_kv_heads for layer in self.growing), default=0)
+        """Of the layers that can be coded, the fewest; 0 if none can."""
+        return min((layer.n_kv_heads for layer in self.codable), default=0)

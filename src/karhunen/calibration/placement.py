@@ -38,6 +38,11 @@ def devices_of(text: str, local_rank: int = 0) -> tuple[str, ...]:
     return tuple(f"cuda:{local_rank}" if d.type == "cuda" and d.index is None else str(d) for d in named)
 
 
+def accelerators(n: int) -> tuple[str, ...]:
+    """Names of `n` accelerators that need not be here: a plan may be for another machine."""
+    return tuple(f"cuda:{i}" for i in range(n))
+
+
 def check_present(devices: tuple[str, ...]) -> None:
     """ValueError for devices that this machine does not have."""
     for name in devices:

@@ -184,24 +184,26 @@ def _calibration(
     import torch
 
     from karhunen.calibration.memory import HOST, Work
-    from karhunen.calibration.placement import place
+    from karhunen.calibration.placement import accelerators, place
     from karhunen.hf.skeleton import skeleton, skeleton_of
 
     entry = table.entry_of(wanted.model)
-    bare = skeleton(wanted.model, torch.bfloat16) if entry is None else skeleton_of(entry["config"], torch.bfloat16)
+    given = Path(wanted.model).expanduser()
+    name = str(given.parent) if given.is_file() else wanted.model
+    bare = skeleton(name, torch.bfloat16) if entry is None else skeleton_of(entry["config"], torch.bfloat16)
     on_host = machine.memory_bytes is None
-    devices = (HOST,) if on_host else tuple(f"cuda:{i}" for i in range(machine.n_devices))
+    devices = (HOST,) if on_host else accelerators(machine.n_devices)
     said: list[dict[str, str]] = []
     asked = {recipe.needs(): name for name, recipe in reversed(named) if recipe.needs()}
-    for needs, name in reversed(asked.items()):
+    for needs, recipe in reversed(asked.items()):
         work = Work(tuple(needs), (), CALIBRATION_TOKENS, SEQUENCE_TOKENS)
         try:
             found: MemoryPlan = place(bare, devices, work, dict.fromkeys(devices, machine.memory_bytes), None).plan
             line = found.line()
         except ValueError as error:
             line = str(error)
-        screen.say(f"calibrating {name.partition(':')[0]}, {CALIBRATION_TOKENS:,} tokens, bfloat16: {line}")
-        said.append({"recipe": name.partition(":")[0], "said": line})
+        screen.say(f"calibrating {recipe.partition(':')[0]}, {CALIBRATION_TOKENS:,} tokens, bfloat16: {line}")
+        said.append({"recipe": recipe.partition(":")[0], "said": line})
     return said
 
 

@@ -18,8 +18,9 @@ import transformers as tf
 from tests.allocations import peak_bytes
 
 from karhunen import recipes
+from karhunen.byte_sizes import said_bytes
 from karhunen.calibration.memory import Work
-from karhunen.calibration.memory_plan import MemoryPlan, said_bytes
+from karhunen.calibration.memory_plan import MemoryPlan
 from karhunen.calibration.placement import place
 from karhunen.hf import gradients
 from karhunen.hf.embedded import load

@@ -39,6 +39,7 @@ LEAVES = {
     "folder": "statistics",
     "stores": "hf",
     "card": "codec",
+    "byte_sizes": "calibration",
 }
 """Import nothing of karhunen but themselves; each with the lowest layer that may import it (those above may too)."""
 

@@ -9,9 +9,10 @@ from tests.allocations import peak_bytes
 from tests.hf.tiny import FAMILIES, build
 
 from karhunen import recipes
+from karhunen.byte_sizes import bytes_of
 from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.memory import Work, memory_of, statistics_bytes
-from karhunen.calibration.memory_plan import bytes_of, plan_memory, said_bytes
+from karhunen.calibration.memory_plan import plan_memory
 from karhunen.calibration.placement import Placement, devices_of, place
 from karhunen.hf.describe import identity_of
 from karhunen.hf.sizes import sizes_of
@@ -176,23 +177,6 @@ def test_bytes_of_statistics_are_those_that_are_kept(recipe: str) -> None:
     kept = sum(x.nbytes for layer in found.layers.values() for s in layer.measured.values() for x in vars(s).values())
     said = statistics_bytes(sizes_of(model), Work(needs, tuple(found.layers), tokens.numel(), 300))
     assert kept <= said <= 1.35 * kept  # tokens that a need leaves out are in what is said
-
-
-@pytest.mark.parametrize(
-    ("text", "n_bytes"), [("24GB", 24 * 10**9), ("1.5g", 1_500_000_000), ("512MiB", 512 * 10**6), ("300", 300)]
-)
-def test_sizes_are_read_as_people_write_them(text: str, n_bytes: int) -> None:
-    assert bytes_of(text) == n_bytes
-
-
-@pytest.mark.parametrize("text", ["much", "", "-3GB", "0", "GB", "inf", "1e99999GB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no size of memory; write it as 24GB"):
-        bytes_of(text)
-
-
-def test_bytes_are_said_in_three_digits_or_less() -> None:
-    assert [said_bytes(n) for n in (4_000, 16_060_522_496, 512_000_000)] == ["4 kB", "16.1 GB", "512 MB"]
 
 
 def test_devices_are_named_one_or_many() -> None:

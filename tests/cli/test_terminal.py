@@ -28,7 +28,7 @@ LENIENT = (
     "--max-kl-pages", "99", "--min-top1", "0", "--min-needles", "0", "--min-calls", "0", "--dry-run",
 )  # fmt: skip
 DRAWING = ("leaderboard", "report")  # these draw pictures, for seconds
-VERBS = (*LOADING, "inspect", "report", "compare", "doctor", "recipes", "prefix")
+VERBS = (*LOADING, "inspect", "report", "compare", "doctor", "recipes", "plan", "prefix")
 ENGINES = ("serve",)
 """Verbs that start an engine, which these tests have not: tests/serving."""
 EVERY_VERB = [verb if verb not in DRAWING else pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS]
@@ -78,6 +78,7 @@ def command(model: Path, text_file: Path, codec: Path, results: Path, tmp_path: 
         "compare": ["int8", "int2", "--results", str(results)],
         "doctor": [],
         "recipes": [],
+        "plan": ["gemma3-4b", "--memory", "24GiB", "--bandwidth", "1TB/s", "--recipe", "karhunen:bits=2"],
         "prefix": ["ls", "--store", str(tmp_path / "pages")],
     }  # fmt: skip
     return lambda verb: [verb, *commands[verb]]

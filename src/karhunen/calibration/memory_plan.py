@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
+from karhunen.byte_sizes import said_bytes
 from karhunen.calibration.memory import HOST, DeviceMemory, Work, memory_of
 from karhunen.hf.sizes import ModelSizes
 
 TOKENS_AT_A_TIME = 8192  # of an accelerator: it is busy with these; a processor is with any one sequence
 LEAST_SEQUENCE = 256
 USABLE = 0.95  # of an accelerator's free memory: blocks of many sizes leave gaps between them
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 Free = Mapping[str, int | None]
 """Bytes free on each device; None where it does not tell, and nothing is refused."""
@@ -56,29 +56,6 @@ def plan_memory(sizes: ModelSizes, work: Work, free: Free, batch: int | None = N
         if batch is not None or wanted == 1:
             raise ValueError(_refusal(sizes, tried, short[0], free, loaded))
         wanted //= 2
-
-
-def bytes_of(text: str) -> int:
-    """Bytes of a size as people write it: 24GB, 500M, 8000000000.
-
-    ValueError for anything else, and for nothing.
-    """
-    body = text.strip().upper().removesuffix("B").removesuffix("I")
-    unit = body[-1:] if body[-1:] in UNITS else ""
-    try:
-        number = int(float(body.removesuffix(unit)) * UNITS[unit])
-    except (ValueError, OverflowError):
-        number = 0
-    if number < 1:
-        raise ValueError(f"{text!r} is no size of memory; write it as 24GB, 512MB or a number of bytes")
-    return number
-
-
-def said_bytes(n_bytes: int) -> str:
-    """Bytes for people, in powers of ten."""
-    if n_bytes < 10**6:
-        return f"{n_bytes / 10**3:.0f} kB"
-    return f"{n_bytes / 10**6:.0f} MB" if n_bytes < 10**9 else f"{n_bytes / 10**9:.1f} GB"
 
 
 def _most(sizes: ModelSizes, work: Work) -> int:

@@ -42,6 +42,11 @@ def devices_of(text: str, local_rank: int = 0) -> tuple[str, ...]:
     return tuple(own.get(d.type, str(d)) if d.index is None or d.type == HOST else str(d) for d in named)
 
 
+def accelerators(n: int) -> tuple[str, ...]:
+    """Names of `n` accelerators that need not be here: a plan may be for another machine."""
+    return tuple(f"cuda:{i}" for i in range(n))
+
+
 def check_present(devices: tuple[str, ...]) -> None:
     """ValueError for devices that this machine does not have, with those that it has."""
     here = present()

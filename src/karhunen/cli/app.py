@@ -26,6 +26,7 @@ from karhunen.cli.options import (
     share,
     word,
 )
+from karhunen.cli.planning import planning
 from karhunen.cli.prefix import StoreAddress, prefix
 from karhunen.cli.scoring import scoring
 
@@ -36,6 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(scoring)
+app.add_typer(planning)
 app.add_typer(prefix, name="prefix")
 
 INTERRUPTED = 130  # what typer makes of Ctrl-C

@@ -103,9 +103,9 @@ def _check(wanted: Wanted) -> None:
 
 def _placed(screen: Screen, wanted: Wanted, recipe: "Recipe", channel: "Channel") -> "Placement":
     """Where the model goes; refused, before its weights are read, where it does not fit."""
+    from karhunen.byte_sizes import bytes_of
     from karhunen.calibration.free_memory import shared_free_bytes
     from karhunen.calibration.memory import HOST, Work
-    from karhunen.calibration.memory_plan import bytes_of
     from karhunen.calibration.placement import check_present, devices_of, place
     from karhunen.hf.skeleton import skeleton
 
@@ -128,8 +128,8 @@ def _placed(screen: Screen, wanted: Wanted, recipe: "Recipe", channel: "Channel"
 def _measured(
     screen: Screen, wanted: Wanted, recipe: "Recipe", placement: "Placement", channel: "Channel"
 ) -> "Statistics":
+    from karhunen.byte_sizes import bytes_of
     from karhunen.calibration.calibrate import calibrate
-    from karhunen.calibration.memory_plan import bytes_of
     from karhunen.calibration.texts import calibration_text, read_texts
 
     with channel.together():
@@ -154,7 +154,7 @@ def _measured(
 
 
 def _show_plan(screen: Screen, plan: "MemoryPlan") -> None:
-    from karhunen.calibration.memory_plan import said_bytes
+    from karhunen.byte_sizes import said_bytes
 
     table = grid("device", "what", "bytes", "", right=(2,), title="Memory of calibration")
     for device in plan.devices:

@@ -7,8 +7,8 @@ from karhunen.cli.screen import Screen, grid
 
 def run(online: bool, as_json: bool) -> None:
     """Look and report; a missing part is said, not an error."""
+    from karhunen.byte_sizes import said_bytes
     from karhunen.calibration.free_memory import free_bytes
-    from karhunen.calibration.memory_plan import said_bytes
     from karhunen.monitoring.environment import environment
 
     screen = Screen(as_json)

@@ -26,6 +26,18 @@ def skeleton(name_or_path: str | Path, dtype: torch.dtype, progress: Reporter | 
             return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
+def skeleton_of(settings: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """The same of the settings of a config.json. ModelUnavailable if transformers has no such model."""
+    import transformers
+
+    kind = str(settings["model_type"])
+    with silent_transformers(), explaining_load(kind):
+        rest = {name: value for name, value in settings.items() if name != "model_type"}
+        config = transformers.AutoConfig.for_model(kind, **{"pad_token_id": 0, **rest})
+        with torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
 def spread(model: nn.Module, room: Mapping[int | str, int]) -> dict[str, Any]:
     """Module name to device for a model over devices with so many bytes of room for weights, whole layers each.
 

@@ -1,0 +1,98 @@
+"""The verb that plans. Nothing heavy is imported before it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from karhunen.cli.options import Json, path, word
+
+planning = typer.Typer()
+
+
+@planning.command()
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A name of the built-in table, a folder or config.json, or a model hub's id.",
+            parser=word,
+        ),
+    ],
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Of each device: 24GiB, 80GB (GB are 10^9 bytes).", parser=word)
+    ] = None,
+    devices: Annotated[int, typer.Option("--devices", min=1, help="How many, all alike.")] = 1,
+    reserve: Annotated[
+        str,
+        typer.Option("--reserve", help="Of each device left free: 5%, or a size such as 1.2GB.", parser=word),
+    ] = "5%",
+    bandwidth: Annotated[
+        str | None, typer.Option("--bandwidth", help="Of each device's memory: 3.35TB/s.", parser=word)
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", help="Their dtype, or their size such as 16GB; default: as published.", parser=word),
+    ] = None,
+    cache_dtype: Annotated[
+        str, typer.Option("--cache-dtype", help="Of the uncompressed cache and of exact tokens.", parser=word)
+    ] = "bfloat16",
+    context: Annotated[
+        int | None, typer.Option("--context", min=1, help="Tokens of a sequence; default: 32,768 if the model can.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences at a time.")] = 1,
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--recipe",
+            help="A recipe, at all its rates, or with options as written; repeatable; default: karhunen.",
+            parser=word,
+        ),
+    ] = None,
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option("--ratio", help="A nominal ratio to 16 bits, without an exact window; repeatable."),
+    ] = None,
+    calibration: Annotated[
+        bool, typer.Option("--calibration", help="Also what memory calibration takes; a few seconds.")
+    ] = False,
+    check: Annotated[
+        Path | None,
+        typer.Option("--check", help="A codec's folder: run the model, and compare with the plan.", parser=path),
+    ] = None,
+    check_tokens: Annotated[
+        int, typer.Option("--check-tokens", min=64, help="Of the cache that --check makes.")
+    ] = 2048,
+    max_step: Annotated[
+        float, typer.Option("--max-step", help="Times the fastest dense step that --check lets a step take.")
+    ] = 1.0,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="A picture of memory against context, PNG or SVG.", parser=path)
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """What fits where. Cache bytes by layer kind, longest context, largest batch, floor of a step, advice."""
+    from karhunen.cli.plan import Wanted, run
+
+    return run(
+        Wanted(
+            model=model,
+            memory=memory,
+            devices=devices,
+            reserve=reserve,
+            bandwidth=bandwidth,
+            weights=weights,
+            cache_dtype=cache_dtype,
+            context=context,
+            batch=batch,
+            recipes=tuple(recipe or ()),
+            ratios=tuple(ratio or ()),
+            calibration=calibration,
+            check=check,
+            check_tokens=check_tokens,
+            max_step=max_step,
+            plot=plot,
+        ),
+        as_json,
+    )

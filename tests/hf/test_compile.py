@@ -64,7 +64,9 @@ def test_a_compiled_model_gives_the_logits_of_the_plain_one(name: str, attention
     assert torch.equal(found, expected)
     assert held.in_graph == (name != "snapkv")
     assert graphs[0] > 0
-    first = 2 if (name, attention) == ("karhunen", "karhunen") else 3  # dense keys grow: torch compiles their size anew once
+    first = (
+        2 if (name, attention) == ("karhunen", "karhunen") else 3
+    )  # dense keys grow: torch compiles their size anew once
     assert graphs[first:] == [graphs[first]] * (len(graphs) - first), "a step compiles nothing that was compiled before"
     ours = [reason for reason in counters["graph_break"] if "torch.compiler.disable" in reason]
     assert {_function(reason) for reason in ours} <= BEFORE_THE_FORWARD | (READS_QUERIES if name == "snapkv" else set())

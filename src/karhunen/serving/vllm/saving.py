@@ -97,7 +97,7 @@ class Saver:
 
     def _save(self, copied: Copied) -> None:
         keys = [key + self.shared.suffix for key in copied.keys]
-        missing = [i for i, key in enumerate(keys) if not self.shared.store.has(key)]
+        missing = [i for i, is_there in enumerate(self.shared.store.has_many(keys)) if not is_there]
         if not missing:
             return
         if copied.n_tokens is not None:

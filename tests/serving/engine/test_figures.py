@@ -1,7 +1,7 @@
 """What the pages of a real model cost and give, in one short run of benchmarks/serving_vllm.py on SmolLM2.
 
-Times are compared within the run. How many tokens of whole continuations are equal is not held to a number: an engine in
-bfloat16 is not equal to itself when it rounds in another order, so the run says how often it is (`floor_…`).
+Times are compared within the run. How many tokens of whole continuations are equal is not held to a number: an engine
+in bfloat16 is not equal to itself when it rounds in another order, so the run says how often it is (`floor_…`).
 """
 
 import json

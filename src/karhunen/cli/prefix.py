@@ -81,7 +81,9 @@ def warm(
     settings.load_codec()
     prompts = [file.read_text(encoding="utf-8") for file in files]
     with Screen(as_json).open() as screen:
-        asked: dict[str, Any] = {"dtype": dtype} | ({} if max_model_len is None else {"max_model_len": max_model_len})
+        asked: dict[str, Any] = {"dtype": dtype, "distributed_executor_backend": "uni"}  # a process less to start
+        if max_model_len is not None:
+            asked["max_model_len"] = max_model_len
         n_pages = warmed(model, settings, prompts, chat, **asked)
         if as_json:
             screen.document({"prompts": len(prompts), "pages": n_pages})

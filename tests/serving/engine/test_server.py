@@ -224,11 +224,18 @@ def test_what_was_warmed_is_served(made: tuple[Path, Path, Path], disk: tuple[Pa
 
 
 def karhunen(*words: str) -> dict[str, Any]:
-    """What a command prints with `--json`."""
+    """What a command prints with `--json`; one that takes too long is ended with its engine's processes."""
     command = [sys.executable, "-m", "karhunen", *words, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(json.loads(done.stdout))
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
+    )
+    try:
+        out, said = process.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, said[-2000:]
+    return dict(json.loads(out))
 
 
 def test_a_server_killed_while_it_writes_leaves_whole_pages(disk: tuple[Path, str], first_server: Server) -> None:

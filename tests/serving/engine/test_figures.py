@@ -16,6 +16,7 @@ import pytest
 pytestmark = pytest.mark.timeout(1500)
 
 ROOT = Path(__file__).parents[3]
+RECIPE = "karhunen:bits=2.2,joined=true"  # what docs/vllm.md begins with
 SHORT = [
     "--documents", "1", "--questions", "8", "--long-prompts", "1", "--rounds", "3", "--steps", "20",
 ]  # fmt: skip
@@ -25,7 +26,7 @@ SHORT = [
 def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of a codec that was calibrated on 2,048 tokens, an eighth of what is usual."""
     codec = tmp_path_factory.mktemp("figures") / "codec"
-    asked = ["calibrate", "--recipe", "karhunen:bits=2", "--max-tokens", "2048", "-o", str(codec)]
+    asked = ["calibrate", "--recipe", RECIPE, "--max-tokens", "2048", "-o", str(codec)]
     said(sys.executable, "-m", "karhunen", *asked)
     lines = said(sys.executable, str(ROOT / "benchmarks" / "serving_vllm.py"), "--codec", str(codec), *SHORT)
     return dict(json.loads(lines.splitlines()[-1]))

@@ -1,6 +1,8 @@
 """`karhunen prefix` and `karhunen serve` on a command line."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest

@@ -29,7 +29,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     asked = ["calibrate", "--recipe", RECIPE, "--max-tokens", "2048", "-o", str(codec)]
     said(sys.executable, "-m", "karhunen", *asked)
     lines = said(sys.executable, str(ROOT / "benchmarks" / "serving_vllm.py"), "--codec", str(codec), *SHORT)
-    return dict(json.loads(lines.splitlines()[-1]))
+    return dict(json.loads([line for line in lines.splitlines() if line.startswith("{")][-1]))
 
 
 def said(*command: str) -> str:

@@ -1,6 +1,8 @@
 """`karhunen prefix` and `karhunen serve` on a command line."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,15 @@ def test_usage_errors_are_one_line(
     assert run([word.replace("STORE", str(tmp_path)) for word in words]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
+
+
+def test_what_an_engines_processes_print_is_not_in_the_answer() -> None:
+    script = """
+import subprocess
+from karhunen.cli.prefix import _children_on_stderr
+with _children_on_stderr():
+    subprocess.run(["echo", "log"], check=True)
+print("answer")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("answer\n", "log\n")

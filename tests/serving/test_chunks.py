@@ -68,6 +68,11 @@ def test_another_models_chunks_are_refused(shape: tuple[int, ...]) -> None:
         ChunkCodec(codec_of(*[FULL] * LAYERS)).max_bytes(shape, torch.bfloat16)
 
 
+def test_chunks_in_the_order_of_a_backend_are_refused_as_such() -> None:
+    with pytest.raises(ValueError, match="engine-driven"):
+        ChunkCodec(codec_of(*[FULL] * LAYERS)).max_bytes((LAYERS, N, 2 * FULL.n_kv_heads * 32), torch.bfloat16)
+
+
 def test_codecs_that_turn_keys_back_and_know_no_mean_are_refused() -> None:
     with pytest.raises(ValueError, match="handed over without them"):
         ChunkCodec(codec_of(FULL, recipe="spectra"))

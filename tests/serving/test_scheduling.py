@@ -1,7 +1,7 @@
 """The scheduler's half: what it offers is in the store, and what a step completes is saved once."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Event
 from typing import Any
 
@@ -87,6 +87,43 @@ def test_a_page_that_one_rank_lacks_is_not_offered() -> None:
     assert answer(half(store, suffixes=suffixes), request(10 * PAGE)) == (PAGE, True)
 
 
+class Asked(MemoryStore):
+    """Counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.questions: list[int] = []
+
+    def has(self, key: str) -> bool:
+        raise AssertionError("one page was asked for by itself: a round trip for each behind a network")
+
+    def has_many(self, keys: Sequence[str]) -> list[bool]:
+        self.questions.append(len(keys))
+        return super().has_many(keys)
+
+
+@pytest.mark.parametrize("layout", [PLAIN, HYBRID], ids=["plain", "hybrid"])
+@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("n_pages", [0, 3, 10])
+def test_a_lookup_asks_the_store_once(layout: EngineLayout, n_ranks: int, n_pages: int) -> None:
+    suffixes = HeadShard(0, n_ranks).all_suffixes
+    store, asked = Asked(), request(10 * PAGE + 1)
+    for key in NAMES.keys(asked.all_token_ids)[:n_pages]:
+        for suffix in suffixes:
+            store.put(key + suffix, b"page")
+            store.put(window_key(key) + suffix, b"window")
+    scheduler = half(store, layout, suffixes=suffixes)
+    assert answer(scheduler, asked) == (n_pages * PAGE, n_pages > 0)
+    assert store.questions == [(10 + 10 * layout.is_windowed) * n_ranks]
+    assert scheduler.store.counts.failures == 0
+
+
+def test_a_prompt_without_a_whole_page_is_not_asked_for() -> None:
+    store = Asked()
+    assert answer(half(store), request(PAGE - 1)) == (0, False)
+    assert store.questions == []
+
+
 def test_salted_requests_do_not_meet_others() -> None:
     assert answer(half(holding(3)), request(10 * PAGE, cache_salt="mine")) == (0, False)
     assert answer(half(holding(3, salt="mine")), request(10 * PAGE, cache_salt="mine")) == (3 * PAGE, True)
@@ -106,9 +143,9 @@ class Slow(MemoryStore):
 
     let = Event()
 
-    def has(self, key: str) -> bool:
+    def has_many(self, keys: Sequence[str]) -> list[bool]:
         self.let.wait(10)
-        return super().has(key)
+        return super().has_many(keys)
 
 
 def test_a_slow_store_is_asked_again_and_then_holds_nothing() -> None:
@@ -123,7 +160,7 @@ def test_a_slow_store_is_asked_again_and_then_holds_nothing() -> None:
 
 def test_a_store_that_fails_holds_nothing() -> None:
     class Broken(MemoryStore):
-        def has(self, key: str) -> bool:
+        def has_many(self, keys: Sequence[str]) -> list[bool]:
             raise ConnectionError("away")
 
     scheduler = half(Broken())

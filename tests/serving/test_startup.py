@@ -149,7 +149,8 @@ def test_layers_without_a_number_are_refused(name: str) -> None:
         ({"codec": "a", "store": "b", "page_tokens": 0}, "whole number above 0"),
         ({"codec": "a", "store": "b", "max_queued_bytes": "1G"}, "whole number above 0"),
         ({"codec": "a", "store": "b", "lookup_seconds": -1}, "in seconds"),
-        ({"codec": "a", "store": "b", "recent_tokens": -1}, "number of tokens"),
+        ({"codec": "a", "store": "b", "recent_tokens": -1}, "whole number from 0 on"),
+        ({"codec": "a", "store": "b", "accuracy_every": -1}, "whole number from 0 on"),
     ],
     ids=str,
 )

@@ -1,6 +1,7 @@
 """The worker's half: what one cache holds another gets back; what is damaged, missing or cut is never restored."""
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -145,6 +146,25 @@ def test_a_store_that_cannot_keep_a_page_is_counted() -> None:
     counts = cache.worker.recorder.take()
     assert counts["store_failures"] == N_PAGES and "pages_saved" not in counts
     assert "No space left" in cache.store.counts.last_reason
+
+
+def test_saving_asks_the_store_once_which_pages_it_has() -> None:
+    questions: list[int] = []
+
+    class Asked(MemoryStore):
+        def has(self, key: str) -> bool:
+            raise AssertionError("one page was asked for by itself: a round trip for each behind a network")
+
+        def has_many(self, keys: Sequence[str]) -> list[bool]:
+            questions.append(len(keys))
+            return super().has_many(keys)
+
+    cache = Cache(plan_of(FULL, FULL), Asked())
+    cache.fill(N, FROM)
+    save(cache)
+    save(cache)
+    assert questions == [N_PAGES, N_PAGES]
+    assert cache.worker.recorder.take()["pages_saved"] == N_PAGES
 
 
 def test_nan_in_the_cache_ends_no_thread() -> None:

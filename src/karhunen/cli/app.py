@@ -320,6 +320,10 @@ def serve(
     max_store_bytes: Annotated[
         int | None, typer.Option("--max-store-bytes", min=1, help="Of a folder; the least recently used go first.")
     ] = None,
+    accuracy_every: Annotated[
+        int | None,
+        typer.Option("--accuracy-every", min=0, help="Decode and compare one page in so many; default: none."),
+    ] = None,
     role: Annotated[
         str,
         typer.Option(
@@ -335,6 +339,6 @@ def serve(
 
     asked = {
         "codec": str(codec), "store": store, "page_tokens": page_tokens, "recent_tokens": recent_tokens,
-        "max_store_bytes": max_store_bytes,
+        "max_store_bytes": max_store_bytes, "accuracy_every": accuracy_every,
     }  # fmt: skip
     run(model, {name: value for name, value in asked.items() if value is not None}, role, others or ())

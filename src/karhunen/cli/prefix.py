@@ -1,5 +1,9 @@
 """`karhunen prefix`: what a store of pages holds, what goes, and what is put in beforehand."""
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -81,11 +85,28 @@ def warm(
     settings.load_codec()
     prompts = [file.read_text(encoding="utf-8") for file in files]
     with Screen(as_json).open() as screen:
-        asked: dict[str, Any] = {"dtype": dtype} | ({} if max_model_len is None else {"max_model_len": max_model_len})
-        n_pages = warmed(model, settings, prompts, chat, **asked)
+        asked: dict[str, Any] = {"dtype": dtype, "distributed_executor_backend": "uni"}  # a process less to start
+        if max_model_len is not None:
+            asked["max_model_len"] = max_model_len
+        with _children_on_stderr():
+            n_pages = warmed(model, settings, prompts, chat, **asked)
         if as_json:
             screen.document({"prompts": len(prompts), "pages": n_pages})
         screen.say(f"{len(prompts)} prompts read, {n_pages} pages stored")
+
+
+@contextmanager
+def _children_on_stderr() -> Iterator[None]:
+    """Processes started inside say what they say on stderr: the engine's log to stdout, which holds the answer."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 def _opened(address: str | None) -> Any:

@@ -39,6 +39,11 @@ class ChunkLayout:
     def of(cls, codec: Codec, shape: Sequence[int]) -> "ChunkLayout":
         """ValueError, with what was wanted, for a shape that the codec's model does not have."""
         layers = [layer for layer in codec.model.layers if layer.kind == "full"]
+        if len(shape) == 3:
+            raise ValueError(
+                f"a chunk of {list(shape)} is of LMCache's engine-driven transfer, as from vLLM on a CPU: blocks come "
+                "as the attention backend keeps them, on a CPU with keys transposed; use karhunen's own connector there"
+            )
         sizes = {(layer.n_kv_heads, layer.key_dim, layer.value_dim) for layer in layers}
         if len(sizes) != 1 or len(shape) != 4:
             raise ValueError(f"a chunk of {list(shape)}: this model's layers are {sorted(sizes)}; one size is served")

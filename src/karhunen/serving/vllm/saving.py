@@ -19,6 +19,7 @@ from torch import Tensor
 from karhunen.device import HOST
 from karhunen.pages.plan import KeysValues
 from karhunen.serving.own_exact import own_exact
+from karhunen.serving.vllm.accuracy import AccuracySampler
 from karhunen.serving.vllm.layout import EngineLayout
 from karhunen.serving.vllm.paged import PagedLayer
 from karhunen.serving.vllm.shared import Shared
@@ -48,8 +49,9 @@ class Copied:
 class Saver:
     """Codes what it is given, one after the other, in a thread of its own. `close` lets it finish."""
 
-    def __init__(self, shared: Shared, max_queued_bytes: int) -> None:
+    def __init__(self, shared: Shared, max_queued_bytes: int, accuracy_every: int = 0) -> None:
         self.shared = shared
+        self.sampler = AccuracySampler(shared.pages, shared.recorder, accuracy_every)
         self.max_queued_bytes = max_queued_bytes
         self._queue: SimpleQueue[Copied | None] = SimpleQueue()
         self._queued_bytes = 0
@@ -91,13 +93,14 @@ class Saver:
             n_bytes = copied.n_bytes
             del copied
             self.shared.recorder.time("encode_seconds", time.perf_counter() - start)
+            self.sampler.compare()
             with self._changed:
                 self._queued_bytes -= n_bytes
                 self._changed.notify_all()
 
     def _save(self, copied: Copied) -> None:
         keys = [key + self.shared.suffix for key in copied.keys]
-        missing = [i for i, key in enumerate(keys) if not self.shared.store.has(key)]
+        missing = [i for i, is_there in enumerate(self.shared.store.has_many(keys)) if not is_there]
         if not missing:
             return
         if copied.n_tokens is not None:
@@ -113,6 +116,7 @@ class Saver:
         dense = sum(key.nbytes + value.nbytes for key, value in vectors.values()) // len(run)
         for i in missing:
             self._keep(keys[i], made[i - run.start], dense)
+            self.sampler.coded(made[i - run.start], vectors, (i - run.start) * size)
 
     def _keep(self, key: str, data: bytes, dense_bytes: int) -> None:
         if self.shared.store.kept(key, data):

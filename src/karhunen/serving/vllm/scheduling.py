@@ -3,9 +3,9 @@
 new request ─▶ keys ─▶ lookup (a thread) ─▶ so many tokens can be loaded ─▶ Load, once blocks are allocated
 step        ─▶ pages that its tokens complete and the store does not hold ─▶ Save
 
-A lookup runs beside the engine; until it is done the engine is told to ask again. What is offered is what the store
-says it has for every rank. What cannot be loaded after all, the worker's half reports and the engine reads itself; such
-a request is not offered anything a third time.
+A lookup runs beside the engine and asks the store once, for all pages; until it is done the engine is told to ask
+again. What is offered is what the store says it has for every rank. What cannot be loaded after all, the worker's half
+reports and the engine reads itself; such a request is not offered anything a third time.
 """
 
 import time
@@ -156,19 +156,25 @@ class SchedulerHalf:
 
     def _look_up(self, keys: Sequence[str], usable: int, restorable: int) -> Found:
         start = time.perf_counter()
-        n_present = 0
-        while n_present < usable and self._has(keys[n_present]):
-            n_present += 1
+        own = list(keys[:usable])
+        ends = [window_key(key) for key in own[:restorable]] if self.layout.is_windowed else []
+        there = self._have([*own, *ends])
+        n_present = there.index(False) if False in there[:usable] else usable
         n_restorable = min(n_present, restorable)
-        while self.layout.is_windowed and n_restorable and not self._has(window_key(keys[n_restorable - 1])):
+        while ends and n_restorable and not there[usable + n_restorable - 1]:
             n_restorable -= 1
         self.recorder.add("pages_found", n_restorable)
         self.recorder.add("pages_missed", restorable - n_restorable)
         self.recorder.time("lookup_seconds", time.perf_counter() - start)
         return Found(n_present, n_restorable)
 
-    def _has(self, key: str) -> bool:
-        return all(self.store.has(key + suffix) for suffix in self.suffixes)
+    def _have(self, keys: Sequence[str]) -> list[bool]:
+        """Whether every rank's part of each is there; the store is asked once for all."""
+        if not keys:
+            return []
+        n = len(self.suffixes)
+        there = self.store.has_many([key + suffix for key in keys for suffix in self.suffixes])
+        return [all(there[i : i + n]) for i in range(0, len(there), n)]
 
     def _plan(self, orders: Orders, tracked: Tracked, n_tokens: int, blocks_of: BlocksOf) -> None:
         request, page = tracked.request, self.names.page_tokens

@@ -1,4 +1,4 @@
-"""Counters and times of one process between two steps, as plain values that are sent, added and exported.
+"""Counters, times and ratios of one process between two steps, as plain values that are sent, added and exported.
 
 Sums add, lists are joined; a Prometheus series is made of each (metrics.py).
 """
@@ -25,6 +25,11 @@ TIMES = {
     "decode_seconds": "seconds to read and decode the pages of one request, beside the engine's steps",
     "snapshot_seconds": "seconds to copy the blocks of a step, on the engine's step",
     "lookup_seconds": "seconds to ask the store which pages of a prompt it has",
+    "accuracy_seconds": "seconds to decode and compare a sampled page, beside the engine's steps",
+}
+RATIOS = {
+    "attention_accuracy_delta": "of a sampled page, how far attention's outputs move when it is decoded, relative to "
+    "them (karhunen.monitoring.attention_accuracy; keys stand in for queries)",
 }
 
 
@@ -45,14 +50,22 @@ class Recorder:
     def time(self, name: str, seconds: float) -> None:
         """One observation."""
         assert name in TIMES, f"{name} is no time; see TIMES"
-        with self._lock:
-            self._data.setdefault(name, []).append(seconds)
+        self._append(name, seconds)
+
+    def ratio(self, name: str, value: float) -> None:
+        """One observation."""
+        assert name in RATIOS, f"{name} is no ratio; see RATIOS"
+        self._append(name, value)
 
     def take(self) -> dict[str, Any]:
         """What was gathered since the last call."""
         with self._lock:
             data, self._data = self._data, {}
         return data
+
+    def _append(self, name: str, value: float) -> None:
+        with self._lock:
+            self._data.setdefault(name, []).append(value)
 
 
 def added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -63,5 +76,7 @@ def added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def summary(data: dict[str, Any]) -> dict[str, int | float]:
     """For a line of the engine's log."""
-    means = {f"mean_{name}": round(sum(data[name]) / len(data[name]), 4) for name in TIMES if data.get(name)}
+    means = {
+        f"mean_{name}": round(sum(data[name]) / len(data[name]), 4) for name in (*TIMES, *RATIOS) if data.get(name)
+    }
     return {name: data[name] for name in SUMS if data.get(name)} | means

@@ -14,14 +14,17 @@ LONGEST_SECONDS = 600.0
 
 
 def warm(model: str, settings: ServingSettings, prompts: Sequence[str], chat: bool, **engine: Any) -> int:
-    """How many pages were added. `chat`: each prompt is a system message, in the model's own template."""
+    """How many pages were added. `chat`: each prompt is a system message, in the model's own template.
+
+    The engine compiles nothing unless `engine` says so: each prompt is read once.
+    """
     from vllm.entrypoints.llm import LLM
     from vllm.sampling_params import SamplingParams
 
     store = settings.open_store()
     before = len(store.keys())
     name = str(fetch(model)) if model in MODELS else model
-    llm: Any = LLM(model=name, kv_transfer_config=transfer_config(settings), **engine)
+    llm: Any = LLM(model=name, kv_transfer_config=transfer_config(settings), **{"enforce_eager": True, **engine})
     texts = [_as_system(llm, prompt) for prompt in prompts] if chat else list(prompts)
     llm.generate(texts, SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
     return wait_until_quiet(store) - before

@@ -114,7 +114,8 @@ class WorkerHalf:
 
     def _saver_of(self, orders: Orders) -> Saver:
         if self._saver is None:
-            self._saver = Saver(self._shared(orders), self.plan.settings.max_queued_bytes)
+            settings = self.plan.settings
+            self._saver = Saver(self._shared(orders), settings.max_queued_bytes, settings.accuracy_every)
         return self._saver
 
     def _loader_of(self, orders: Orders) -> Loader:

@@ -6,6 +6,8 @@ which may lack them (head_dim) or mean something else (latent attention caches n
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,14 +34,39 @@ _VOLATILE = (
 )
 
 
-_KNOWN: "WeakKeyDictionary[nn.Module, ModelIdentity]" = WeakKeyDictionary()
+_KNOWN: "WeakKeyDictionary[nn.Module, tuple[object, ModelIdentity]]" = WeakKeyDictionary()
+_HELD: "WeakKeyDictionary[nn.Module, ModelIdentity]" = WeakKeyDictionary()
 
 
 def identity_of(model: nn.Module) -> ModelIdentity:
-    """`describe(model)`, remembered as long as the model lives."""
-    if model not in _KNOWN:
-        _KNOWN[model] = describe(model)
-    return _KNOWN[model]
+    """`describe(model)`, remembered until a weight is written to: by training, by `load_state_dict`."""
+    if (held := _HELD.get(model)) is not None:
+        return held
+    state = tuple(map(_written, model.parameters()))
+    if (known := _KNOWN.get(model)) is not None and known[0] == state:
+        return known[1]
+    made = describe(model)
+    _KNOWN[model] = tuple(map(_written, model.parameters())), made
+    return made
+
+
+@contextmanager
+def identity_held(model: nn.Module) -> Iterator[None]:
+    """The identity stays the one it is now, whatever is written into the model inside."""
+    before = _HELD.get(model)
+    _HELD[model] = identity_of(model)
+    try:
+        yield
+    finally:
+        del _HELD[model]
+        if before is not None:
+            _HELD[model] = before
+
+
+def _written(parameter: Tensor) -> tuple[int, int]:
+    """Where a parameter lies and how often it was written to, which tensors of inference mode do not count."""
+    n_writes = 0 if parameter.is_inference() else parameter._version  # pyright: ignore[reportPrivateUsage]
+    return parameter.data_ptr(), n_writes
 
 
 def describe(model: nn.Module) -> ModelIdentity:

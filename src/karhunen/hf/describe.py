@@ -6,6 +6,7 @@ which may lack them (head_dim) or mean something else (latent attention caches n
 
 import hashlib
 import json
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,7 +35,8 @@ _VOLATILE = (
 )
 
 
-_KNOWN: "WeakKeyDictionary[nn.Module, tuple[object, ModelIdentity]]" = WeakKeyDictionary()
+_Written = list[tuple["weakref.ref[Tensor]", int, int]]
+_KNOWN: "WeakKeyDictionary[nn.Module, tuple[_Written, ModelIdentity]]" = WeakKeyDictionary()
 _HELD: "WeakKeyDictionary[nn.Module, ModelIdentity]" = WeakKeyDictionary()
 
 
@@ -42,11 +44,10 @@ def identity_of(model: nn.Module) -> ModelIdentity:
     """`describe(model)`, remembered until a weight is written to: by training, by `load_state_dict`."""
     if (held := _HELD.get(model)) is not None:
         return held
-    state = tuple(map(_written, model.parameters()))
-    if (known := _KNOWN.get(model)) is not None and known[0] == state:
+    if (known := _KNOWN.get(model)) is not None and _as_written(model, known[0]):
         return known[1]
     made = describe(model)
-    _KNOWN[model] = tuple(map(_written, model.parameters())), made
+    _KNOWN[model] = [(weakref.ref(parameter), *_written(parameter)) for parameter in model.parameters()], made
     return made
 
 
@@ -63,10 +64,22 @@ def identity_held(model: nn.Module) -> Iterator[None]:
             _HELD[model] = before
 
 
+def _as_written(model: nn.Module, before: _Written) -> bool:
+    """Whether the model has the same parameters, and nothing was written into them."""
+    now = list(model.parameters())
+    return len(now) == len(before) and all(
+        seen() is parameter and (where, n_writes) == _written(parameter)
+        for parameter, (seen, where, n_writes) in zip(now, before, strict=True)
+    )
+
+
 def _written(parameter: Tensor) -> tuple[int, int]:
-    """Where a parameter lies and how often it was written to, which tensors of inference mode do not count."""
+    """Where a parameter lies, if it says so, and how often it was written to, which inference mode does not count."""
     n_writes = 0 if parameter.is_inference() else parameter._version  # pyright: ignore[reportPrivateUsage]
-    return parameter.data_ptr(), n_writes
+    try:
+        return parameter.data_ptr(), n_writes
+    except (TypeError, RuntimeError):
+        return 0, n_writes
 
 
 def describe(model: nn.Module) -> ModelIdentity:

@@ -19,6 +19,7 @@ from karhunen.calibration.tokens import sequences
 from karhunen.fitting import fit
 from karhunen.hf.describe import describe
 from karhunen.hf.rotary import detect_rotary
+from karhunen.statistics.moments import Moments
 from karhunen.statistics.need import Need
 from karhunen.windows.sink_recent import SinkRecent
 
@@ -123,8 +124,9 @@ def tokens(n: int, b: int = 2) -> Tensor:
 @pytest.mark.parametrize("number", [0, -5])
 @pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "sequence_tokens"])
 def test_numbers_of_tokens_are_one_or_more(name: str, number: int) -> None:
+    settings: dict[str, Any] = {name: number}
     with pytest.raises(ValueError, match=f"{name}={number} counts tokens; use 1 or more"):
-        calibrate(llama(), tokens(300), [Need("moments", "key")], **{name: number})
+        calibrate(llama(), tokens(300), [Need("moments", "key")], **settings)
 
 
 @pytest.mark.parametrize(("shift", "said"), [(90, "token id 188"), (-50, "token id -47")])
@@ -194,8 +196,8 @@ def test_the_recent_window_of_a_recipe_is_that_of_its_gradients() -> None:
     assert min_gradient_tokens(recipes.make("karhunen:recent=32").needs()) == 168
     asked = [need for text in ("karhunen", "karhunen:recent=32") for need in recipes.make(text).needs()]
     asked = [need for need in asked if need.kind == "gradients" and need.slot == "value"]
-    measured = calibrate(llama(), tokens(300), asked).layers[0].measured
-    usual, short = (float(measured[need].outer.abs().sum()) for need in asked)
+    layer = calibrate(llama(), tokens(300), asked).layers[0]
+    usual, short = (float(layer.get(need, Moments).outer.abs().sum()) for need in asked)
     assert short > 1.1 * usual, "more reads count"
     with pytest.raises(ValueError, match="read by tokens 400 or more after it: at least one sequence has to have 536"):
         calibrate(llama(), tokens(300), recipes.make("karhunen:recent=400").needs())

@@ -129,14 +129,20 @@ def test_positions_of_an_image_do_not_matter_to_keys_coded_as_they_are_cached() 
     assert_near(found[0], found[1], 0.05)
 
 
+def padding(positions: Tensor, n_before: int) -> list[int]:
+    found = left_padding(positions, n_before, turns=True)
+    assert found is not None
+    return found.tolist()
+
+
 @pytest.mark.parametrize("n_axes", [3, 4])
 def test_text_positions_on_several_axes_are_those_of_one(n_axes: int) -> None:
     """Padded on the left, as `generate` gives them: the axes that turn agree."""
     at = torch.stack([torch.arange(6), torch.tensor([0, 0, 0, 1, 2, 3])])
-    assert left_padding(at.expand(3, 2, 6), 0, turns=True).tolist() == [0, 2]
+    assert padding(at.expand(3, 2, 6), 0) == [0, 2]
     several = torch.cat([torch.zeros(n_axes - 3, 2, 6).long(), at.expand(3, 2, 6)])
-    assert left_padding(several, 0, turns=True).tolist() == [0, 2]
-    assert left_padding(several[..., -1:], 5, turns=True).tolist() == [0, 2]
+    assert padding(several, 0) == [0, 2]
+    assert padding(several[..., -1:], 5) == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -154,8 +160,8 @@ def test_positions_that_do_not_rise_by_one_are_refused_by_a_codec_that_turns_key
 
 
 def test_padded_and_shifted_positions_are_served() -> None:
-    assert left_padding(torch.tensor([[0, 0, 0, 1, 2], [1, 1, 0, 1, 2]]), 0, turns=True).tolist() == [2, 2]
-    assert left_padding(torch.tensor([7, 8, 9]), 5, turns=True).tolist() == [-2]
+    assert padding(torch.tensor([[0, 0, 0, 1, 2], [1, 1, 0, 1, 2]]), 0) == [2, 2]
+    assert padding(torch.tensor([7, 8, 9]), 5) == [-2]
     assert left_padding(None, 0, turns=True) is None
 
 

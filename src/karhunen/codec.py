@@ -21,6 +21,7 @@ from karhunen.card import ReportCard
 from karhunen.device import HOST, computes_float64, device_of, moved
 from karhunen.folder import read_folder, write_folder
 from karhunen.frames.rope_frame import RopeFrame
+from karhunen.kernels.paths import forced
 from karhunen.packing.base import Layout
 from karhunen.quantizers.base import Codes, Quantizer
 from karhunen.statistics.identity import ModelIdentity
@@ -45,6 +46,8 @@ PART_PACKAGES = (
     "karhunen.card",
     "karhunen.codec",
 )
+
+MOST_GRANULE_TOKENS = 1 << 14  # a token may wait for as many others
 
 NOT_FINITE = "NaN or infinity among the vectors to be coded; the model's own forward produced it"
 
@@ -132,6 +135,51 @@ class SideCodec:
     def distort(self, x: Float[Tensor, "b h t d"], positions: Int[Tensor, "b t"]) -> Float[Tensor, "b h t d"]:
         """`decode(encode(x))`: what attention will see in place of x."""
         return self.decode(self.encode(x, positions), positions)
+
+    def check(self, n_heads: int, dim: int) -> None:
+        """ValueError, saying what is wrong, unless it codes vectors of `n_heads` heads of `dim`: parts fit each other,
+        tables are finite, and a token goes to bytes and comes back. Looks at plain torch only: no address is taken."""
+        if self.n_heads != n_heads:
+            raise ValueError(f"it codes {self.n_heads} heads, and the layer has {n_heads}")
+        if self.rotary is not None and not 0 <= self.rotary.offset <= dim - self.rotary.n_rotated:
+            raise ValueError(f"its rotation of {self.rotary.n_rotated} coordinates does not fit vectors of {dim}")
+        mean = self.mean
+        if self.frame.center != (mean is not None) or (mean is not None and mean.shape != (n_heads, dim)):
+            raise ValueError("its mean is not the one of its frame")
+        tensors: dict[str, Tensor] = {}
+        dismantle(self, tensors)
+        for name, x in tensors.items():
+            if x.is_floating_point() and not bool(x.float().isfinite().all()):
+                raise ValueError(f"its {name} holds NaN or infinity")
+        g, d = (1, n_heads * dim) if self.frame.joined else (n_heads, dim)
+        self.quantizer.check(g, self.transform.n_coefficients(g, d))
+        self.layout.check(self.quantizer.widths)
+        if not 1 <= self.granule_tokens <= MOST_GRANULE_TOKENS:
+            raise ValueError(f"it codes {self.granule_tokens} tokens at a time; use 1 to {MOST_GRANULE_TOKENS}")
+        self._try(n_heads, dim)
+
+    def _try(self, n_heads: int, dim: int) -> None:
+        shape, positions = (1, n_heads, self.granule_tokens, dim), torch.arange(self.granule_tokens, device=HOST)[None]
+        x = torch.linspace(-1, 1, math.prod(shape), device=HOST).view(shape)
+        try:
+            with forced("naive"):
+                packed = self.encode(x, positions)
+                largest = replace(packed, planes=torch.full_like(packed.planes, 255))
+                made, _ = self.decode(packed, positions), self.decode(largest, positions)
+        except (
+            RuntimeError,
+            TypeError,
+            IndexError,
+            KeyError,
+            AssertionError,
+            ZeroDivisionError,
+            OverflowError,
+        ) as error:
+            raise ValueError(f"a token cannot be coded ({type(error).__name__}: {error})".splitlines()[0]) from error
+        if made.shape != x.shape or packed.planes.shape[1:] != (self.layout.bytes_per_token, self.granule_tokens):
+            raise ValueError(f"a token of {shape} comes back as {tuple(made.shape)}")
+        if not is_finite(made):
+            raise ValueError("a token comes back as NaN or infinity")
 
     @cached_property
     def device(self) -> torch.device | None:
@@ -238,6 +286,24 @@ class Codec:
         dismantle(self.layers, tensors)
         return sum(tensor.nbytes for tensor in tensors.values())
 
+    def check(self) -> None:
+        """ValueError, naming layer and side, unless every part is what the others and the model's layers imply."""
+        shapes = self.model.layers
+        coded, exact = set(self.layers), set(self.left_exact)
+        if coded & exact or coded | exact != set(range(len(shapes))):
+            raise ValueError(f"layers {sorted(coded)} are coded and {sorted(exact)} exact, of {len(shapes)}")
+        for index, layer in self.layers.items():
+            shape = shapes[index]
+            if shape.kind != "full" or min(shape.n_kv_heads, shape.key_dim, shape.value_dim) < 1:
+                raise ValueError(f"layer {index} is coded, and is {shape}")
+            if (layer.exceptions is None) != (self.window.exceptions is None):
+                raise ValueError(f"layer {index}: its rule for exact tokens is not the window's")
+            for slot, dim in zip(SLOTS, (shape.key_dim, shape.value_dim), strict=True):
+                try:
+                    layer.side(slot).check(shape.n_kv_heads, dim)
+                except ValueError as error:
+                    raise ValueError(f"layer {index}, {slot}s: {error}") from error
+
     def check_model(self, model: ModelIdentity) -> None:
         """ValueError with the reason if this codec was made for another model."""
         if reason := self.model.mismatch(model):
@@ -278,13 +344,24 @@ class Codec:
     def from_pretrained(cls, folder: str | Path) -> "Codec":
         """Read an artifact, and log its report card; ValueError saying what is wrong with it."""
         config, tensors = read_folder(Path(folder), FORMAT, *READ)
-        made = assemble(config.get("codec"), kinds_in(*PART_PACKAGES), tensors)
+        made = _assembled(Path(folder), config.get("codec"), tensors)
         if not isinstance(made, cls):
             raise ValueError(f"{folder} holds a {type(made).__name__}, not a codec")
+        try:
+            made.check()
+        except ValueError as error:
+            raise ValueError(f"{folder} holds no codec that can be used: {error}; make it again") from error
         if made.card is not None:
             level = logging.INFO if made.card.passed else logging.WARNING
             _LOG.log(level, "%s: %s; all: `karhunen inspect %s`", folder, made.card.line, folder)
         return made
+
+
+def _assembled(folder: Path, data: Any, tensors: Mapping[str, Tensor]) -> Any:
+    try:
+        return assemble(data, kinds_in(*PART_PACKAGES), tensors)
+    except ValueError as error:
+        raise ValueError(f"{folder} holds no codec that can be read: {error}; make it again") from error
 
 
 def is_finite(x: Tensor) -> bool:

@@ -32,6 +32,7 @@ EXACT_BITS = 16  # of an exact scalar, as budgets count it
 EXACT_RESERVE = (
     1.7  # times calibration's share of exact tokens: most texts have more of them; a steady rule keeps as many
 )
+DROPS = "the recipe drops tokens and codes none: those that are left are exact"
 CENTERED_POSITIONS = 4096  # over which the turning mean of a centered post-RoPE frame is averaged
 
 
@@ -45,6 +46,11 @@ class _Job:
     shape: LayerShape
     statistics: LayerStatistics
     about: Need
+    recipe: Recipe
+
+    def find(self, need: Need) -> Moments:
+        """The moments that the side asks for, as the recipe's window has them measured."""
+        return self.statistics.get(self.recipe.seen_by_window(need), Moments)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -107,10 +113,10 @@ def _notes(jobs: Mapping[Key, _Job]) -> tuple[str, ...]:
     n_blind = n_groups = 0
     for key, job in jobs.items():
         for need in job.side.metric.needs(job.about) - {job.about}:
-            blind = costs_nothing(_named(key, lambda job, need: job.statistics.get(need, Moments), job, need))
+            blind = costs_nothing(_named(key, _Job.find, job, need))
             found[key] = blind.nonzero().flatten().tolist()
             n_blind, n_groups = n_blind + int(blind.sum()), n_groups + len(blind)
-            wanted.add(need)
+            wanted.add(job.recipe.seen_by_window(need))
     if n_groups and n_blind == n_groups:
         raise ValueError(
             f"the {'; '.join(sorted(map(str, wanted)))} are zero in every layer, so they do not say where bits go; "
@@ -137,12 +143,14 @@ def _refuse_non_finite(_: _Job, value: object, said: str) -> None:
 
 def _refuse_missing_rotation(recipe: Recipe, statistics: Statistics) -> None:
     """Single layers may go without a rotation; where none has one there is nothing to undo."""
+    if len(statistics.layers) < len(statistics.model.layers):
+        return  # calibration has looked at the others, too
     turning = any(layer.key_rotary or layer.value_rotary for layer in statistics.layers.values())
     if recipe.key is not None and recipe.key.frame.needs_rotary and not turning:
         raise ValueError(
             f"recipe {recipe.name!r} codes keys relative to their rotation (block_tokens="
             f"{recipe.key.frame.block_tokens}), but no layer of this {statistics.model.architecture} rotates its keys; "
-            "use a post-RoPE frame (block_tokens=None)"
+            "use a recipe that codes keys as they are cached, such as nova_kv, kivi or int4"
         )
 
 
@@ -151,7 +159,7 @@ def reasons_left_exact(recipe: Recipe, model: ModelIdentity) -> dict[int, str]:
     left: dict[int, str] = {}
     for index, shape in enumerate(model.layers):
         if recipe.key is None:
-            left[index] = "the recipe codes nothing"
+            left[index] = DROPS if recipe.window.drops else "the recipe codes nothing"
         elif shape.kind == "other":
             left[index] = shape.note or "not an attention cache"
         elif shape.kind == "sliding":
@@ -164,7 +172,7 @@ def _job(recipe: Recipe, statistics: Statistics, layer: int, slot: Slot) -> _Job
     assert side is not None, "a recipe without sides leaves every layer exact"
     if layer not in statistics.layers:
         raise ValueError(f"layer {layer} was never observed during calibration")
-    return _Job(side, slot, statistics.shape(layer), statistics.layers[layer], recipe.about(slot))
+    return _Job(side, slot, statistics.shape(layer), statistics.layers[layer], recipe.about(slot), recipe)
 
 
 def _exceptions(recipe: Recipe, layer: LayerStatistics) -> NormBelow | None:
@@ -193,7 +201,7 @@ def _frame_mean(job: _Job) -> Tensor | None:
 
 def _fit_transform(job: _Job, moments: Moments | None) -> Transform:
     g, d = job.size
-    metric = job.side.metric.matrix(job.about, lambda need: job.statistics.get(need, Moments))
+    metric = job.side.metric.matrix(job.about, job.find)
     if job.side.transform.needs_moments:
         job.statistics.get(job.about, Moments)
     n_heads = job.shape.n_kv_heads if job.side.frame.joined else 1

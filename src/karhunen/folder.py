@@ -164,13 +164,32 @@ def _state(path: Path) -> tuple[int, int] | None:
 def _read_config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG).is_file():
         raise ValueError(f"no artifact at {folder}: it has no {CONFIG}; make one with `karhunen calibrate`")
+    text = _text_of(folder / CONFIG)
     try:
-        config = cast("dict[str, Any]", json.loads((folder / CONFIG).read_text(encoding="utf-8")))
-    except ValueError as error:
+        config = cast("dict[str, Any]", json.loads(text, object_pairs_hook=_without_doubles))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from error
     if not isinstance(config, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"{folder / CONFIG} holds no artifact: it is a {type(config).__name__}, not an object")
     return config
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """ValueError on a key that is there twice: programs differ in which of the two they take."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it names {next(name for name in names if names.count(name) > 1)!r} twice")
+    return made
 
 
 def _format_of(folder: Path) -> str:

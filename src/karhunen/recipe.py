@@ -103,7 +103,14 @@ class Recipe:
         found = self.key.needs(self.about("key")) | self.value.needs(self.about("value"))
         if self.window.exceptions is not None:
             found |= {self.norms(self.window.exceptions)}
-        return found
+        return frozenset(map(self.seen_by_window, found))
+
+    def seen_by_window(self, need: Need) -> Need:
+        """The need as this recipe's window has it measured: gradients count reads of tokens that have left it; where it
+        keeps no recent tokens, those that have left the usual window of 128, as published rows were measured."""
+        if need.kind != "gradients" or self.window.recent_tokens is None:
+            return need
+        return replace(need, near_tokens=self.window.recent_tokens)
 
     def about(self, slot: Slot) -> Need:
         """The moments of the vectors that one side codes: not of tokens that the window keeps exact."""

@@ -8,7 +8,8 @@ from tests.closeness import assert_near
 from tests.hf.tiny import build
 
 import karhunen
-from karhunen.calibration.calibrate import MIN_GRADIENT_TOKENS, calibrate, layers_to_measure
+from karhunen.calibration.calibrate import calibrate, layers_to_measure
+from karhunen.calibration.steps import MIN_GRADIENT_TOKENS
 from karhunen.calibration.tokens import sequences
 from karhunen.hf.describe import describe
 from karhunen.hf.probe import probe_tokens

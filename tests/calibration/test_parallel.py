@@ -112,9 +112,9 @@ def test_without_a_group_a_process_is_alone() -> None:
 
 def test_neighbours_of_one_length_run_together_and_backward_ones_alone() -> None:
     pieces = [torch.arange(n) for n in (300, 300, 300, 40, 300, 300)]
-    steps = steps_of(pieces, batch=2, backward=True)
+    steps = steps_of(pieces, batch=2, min_tokens=264)
     forward = [tuple(step.tokens.shape) for step in steps if step.seed is None]
     assert forward == [(2, 300), (1, 300), (1, 40), (2, 300)]
     backward = [step for step in steps if step.seed is not None]
-    assert [tuple(step.tokens.shape) for step in backward] == [(1, 300)] * len(gradient_pieces(pieces))
+    assert [tuple(step.tokens.shape) for step in backward] == [(1, 300)] * len(gradient_pieces(pieces, 264))
     assert [step.seed for step in backward] == [6 + i for i in range(len(backward))]

@@ -35,3 +35,13 @@ def test_ranks_are_said_once(karhunen: Any, codec_folder: Path, tmp_path: Path) 
     assert "--key-rank and --value-rank go together" in karhunen("fold", "-o", tmp_path / "f", "--key-rank", 3).err
     ranks = ["--key-rank", 3, "--value-rank", 3]
     assert "it needs --codec" in karhunen("fold", "-o", tmp_path / "f", *ranks, "--correct-output").err
+
+
+def test_the_codec_of_another_model_is_refused_before_calibration(
+    karhunen: Any, other_model_folder: Path, codec_folder: Path, text_file: Path, tmp_path: Path
+) -> None:
+    start = ["fold", "--model", other_model_folder, "--text", text_file, "--codec", codec_folder]
+    done = karhunen(*start, "-o", tmp_path / "f")
+    assert done.code == 2
+    assert "this codec does not fit the model: it was made for a llama, this model is a qwen3" in done.err
+    assert "calibrating" not in done.err

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.hf.tiny import build
 
-from karhunen.hf.describe import config_hash, describe
+from karhunen.hf.describe import config_hash, describe, identity_of
 from karhunen.statistics.identity import LayerShape
 
 
@@ -83,6 +83,22 @@ def test_identity_tells_models_apart() -> None:
     scaled = build("llama_yarn")
     assert "configuration" in str(describe(one).mismatch(describe(scaled)))
     assert config_hash(one.config) != config_hash(build("llama", rms_norm_eps=1e-3).config)
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "training", "another parameter"])
+def test_a_model_that_was_written_to_is_another_one(how: str) -> None:
+    model = build("llama")
+    before = identity_of(model)
+    assert identity_of(model) is before, "remembered"
+    if how == "load_state_dict":
+        model.load_state_dict({name: x + 0.1 for name, x in model.state_dict().items()})
+    elif how == "training":
+        model(input_ids=torch.tensor([[3, 4, 5]]), labels=torch.tensor([[3, 4, 5]])).loss.backward()
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+    else:
+        layer = model.model.layers[0].self_attn.k_proj
+        layer.weight = torch.nn.Parameter(layer.weight.detach() + 1)
+    assert "it was made for weights" in str(before.mismatch(identity_of(model)))
 
 
 def test_describing_leaves_no_mark() -> None:

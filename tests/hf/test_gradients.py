@@ -134,9 +134,9 @@ def test_the_same_seed_draws_the_same_outcomes() -> None:
 def test_fisher_moments_are_gradients_turned_into_the_frame() -> None:
     model = build("llama").float().eval()
     ids, rotaries = tokens(model), detect_rotary(model)
-    need = Need("gradients", "key", block_tokens=1, skip_tokens=SINK_TOKENS)
-    plain = Need("gradients", "key", skip_tokens=SINK_TOKENS)
-    found = measure_gradients(model, ids, [need, plain], (0, 1), rotaries, seed=0, near_tokens=NEAR)
+    need = Need("gradients", "key", block_tokens=1, skip_tokens=SINK_TOKENS, near_tokens=NEAR)
+    plain = Need("gradients", "key", skip_tokens=SINK_TOKENS, near_tokens=NEAR)
+    found = measure_gradients(model, ids, [need, plain], (0, 1), rotaries, seed=0)
     turned, still = found[0][need], found[0][plain]
     assert float(turned.count[0]) == N_TOKENS - SINK_TOKENS
     assert bool(turned.outer.any())

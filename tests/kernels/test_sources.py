@@ -9,7 +9,7 @@ import pytest
 from karhunen import kernels
 from karhunen.kernels.scan import isa
 from karhunen.kernels.scan.emit import Shape
-from karhunen.kernels.sources import sources
+from karhunen.kernels.sources import _say_once, kept_on_disk, sources  # pyright: ignore[reportPrivateUsage]
 
 
 def compiled() -> dict[str, Any]:
@@ -50,3 +50,25 @@ def test_other_sources_make_another_key() -> None:
     codegen, signature = JITCPUCodegen("test"), (types.int64,)
     mine, other, again = (loop._compiled(text)._cache._index_key(signature, codegen) for text in ("a", "b", "a"))
     assert mine == again != other
+
+
+def test_where_nothing_can_be_written_kernels_are_compiled_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container whose installation and home are read-only."""
+    numba, caching = pytest.importorskip("numba"), importlib.import_module("numba.core.caching")
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    with pytest.raises(RuntimeError, match="no locator available"):
+        numba.njit(cache=True)(lambda x: x)
+    _say_once.cache_clear()
+    for _ in range(2):
+        assert kept_on_disk(numba.njit)(lambda x: x + 1)(2) == 3
+    assert [record.message.split(":")[0] for record in caplog.records] == ["compiled kernels cannot be kept"]
+
+
+def test_another_error_of_the_compiler_is_not_taken_for_that() -> None:
+    def broken(**_: object) -> None:
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        kept_on_disk(broken)(len)

@@ -370,11 +370,10 @@ def test_an_error_in_the_forward_leaves_the_model_as_it_was() -> None:
 def test_a_model_whose_queries_are_not_seen_is_refused() -> None:
     model, latent = build("bloom"), build("mla")
     made = bare(model, SNAP)
-    with pytest.raises(ValueError, match="does not go through transformers' interface"):
+    with pytest.raises(ValueError, match="adds a bias for the distance between tokens"):
         CompressedCache(model, made)
-    cache, ids = CompressedCache(latent, bare(latent, SNAP)), torch.arange(3, 40)[None]
-    with pytest.raises(ValueError, match="cannot be chosen by its queries"):
-        latent(ids, use_cache=True, **{cache_argument(latent): cache})
+    with pytest.raises(ValueError, match="chooses tokens by the queries that read them, and in layer 0 its attention"):
+        CompressedCache(latent, bare(latent, SNAP))
 
 
 def test_the_defaults_are_the_papers() -> None:

@@ -122,7 +122,8 @@ def test_a_model_with_a_streaming_cache_attends_to_sinks_and_recent_tokens_only(
     assert_near(torch.cat(logits, dim=1), expected, LAYERS)
     report = cache.report()
     full = [layer for layer in report.layers if layer.kind == "full"]
-    assert all(layer.account.ratio > 2 and layer.reason == "the recipe codes nothing" for layer in full)
+    assert all(layer.account.ratio > 2 for layer in full)
+    assert all(layer.reason.startswith("the recipe drops tokens and codes none") for layer in full)
 
 
 def _masks(model: Any, visible: torch.Tensor) -> Any:

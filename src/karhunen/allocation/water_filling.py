@@ -103,6 +103,16 @@ def stored_bits(rates: Float[Tensor, "g c"], cost: RateCost) -> float:
     return float(rates.sum()) + n_kept * cost.overhead_bits + rates.shape[0] * cost.token_bits
 
 
+def one_budget(bits: float, usual_bits: float, ratio: float | None, token_bytes: int | None) -> float:
+    """Bits stored per coefficient, of a budget that is said once: as `bits`, which are `usual_bits` if nobody gave any,
+    as `ratio` or as `token_bytes`. ValueError if it is said in several ways."""
+    given = {"bits": None if bits == usual_bits else bits, "ratio": ratio, "token_bytes": token_bytes}
+    said = [f"{name}={value}" for name, value in given.items() if value is not None]
+    if len(said) > 1:
+        raise ValueError(f"{' and '.join(said)} each say the budget; give one of them")
+    return bits if ratio is None else bits_for(ratio)
+
+
 def bits_for(ratio: float) -> float:
     """Bits stored per coefficient that make an uncompressed 16-bit cache `ratio` times as large as the coded one."""
     if not ratio >= 1:

@@ -13,16 +13,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from karhunen.calibration.checks import check_counts, check_differentiable, check_ids, check_seen
 from karhunen.calibration.free_memory import shared_free_bytes
 from karhunen.calibration.gathering import Gathering, Plan
 from karhunen.calibration.memory import HOST, MAX_SAMPLES, Work
 from karhunen.calibration.memory_plan import MemoryPlan, plan_memory
 from karhunen.calibration.parallel import Channel, Processes
 from karhunen.calibration.resume import Partial
-from karhunen.calibration.steps import MIN_GRADIENT_TOKENS, Step, gradient_pieces, steps_of
-from karhunen.calibration.tokens import Input, sequences
+from karhunen.calibration.steps import Step, gradient_pieces, min_gradient_tokens, steps_of
+from karhunen.calibration.tokens import sequences
 from karhunen.hf.describe import describe
-from karhunen.hf.gradients import NEAR_TOKENS, refuse_gradients
+from karhunen.hf.gradients import refuse_gradients
 from karhunen.hf.probe import n_positions
 from karhunen.hf.rotary import detect_rotary
 from karhunen.hf.sizes import ModelSizes, sizes_of
@@ -38,7 +39,7 @@ MIN_TOKENS = 256
 
 def calibrate(
     model: nn.Module,
-    texts: Input,
+    texts: Any,
     needs: Iterable[Need],
     tokenizer: Any = None,
     *,
@@ -53,7 +54,7 @@ def calibrate(
     on_plan: Callable[[MemoryPlan], None] | None = None,
     progress: Progress | None = None,
 ) -> Statistics:
-    """Statistics of a model's cache layers on text or token ids.
+    """Statistics of a model's cache layers on text or token ids, as `tokens.sequences` reads them.
 
     `layers` are those to measure, by default all that are neither sliding nor other. Sequences are at most
     `sequence_tokens` long, and no longer than the model has positions. With `resume_dir`, an interrupted call with the
@@ -68,8 +69,9 @@ def calibrate(
     those of one process bit for bit. Every process gives the same arguments; `progress`, `on_plan` and `resume_dir`
     serve the first.
 
-    ValueError for input that is empty or too short (for gradients: no sequence of MIN_GRADIENT_TOKENS), a need the
-    model cannot answer (rotary frames without RoPE, queries that attention does not show), NaN or infinity in a layer,
+    ValueError for input that is empty or too short (for gradients: no sequence that reaches past the recent window) or
+    of ids that the model does not know, a need the model cannot answer (rotary frames without RoPE, queries that
+    attention does not show, gradients under inference mode), NaN or infinity in a layer,
     layers observed for fewer than `min_tokens` tokens, each named, memory that does not suffice, and processes that
     were given other input or of which one failed; ConnectionError if one is gone.
     """
@@ -77,14 +79,19 @@ def calibrate(
         raise ValueError(f"batch={batch} is no number of sequences; use 1 or more, or None to have it chosen")
     with (processes or Processes.found()).connected() as channel:
         with channel.together():
-            identity, rotaries = describe(model), detect_rotary(model)
+            check_counts(max_tokens=max_tokens, min_tokens=min_tokens, sequence_tokens=sequence_tokens)
             wanted = tuple(sorted(set(needs), key=repr))
-            plan = Plan(identity, rotaries, wanted, _measured_layers(identity, layers), min_tokens)
+            if any(need.kind == "gradients" for need in wanted):
+                check_differentiable(model)
+            identity, rotaries = describe(model), detect_rotary(model)
+            plan = Plan(identity, rotaries, wanted, _measured_layers(identity, layers, wanted), min_tokens)
             plan.check()
             if plan.gradient_needs:
                 refuse_gradients(model)
+            check_seen(model, wanted, plan.layers)
             length = min(sequence_tokens, n_positions(model))
             pieces = _pieces(plan, sequences(texts, tokenizer, length, max_tokens, plan.skip_tokens + 2))
+            check_ids(model, pieces)
             sizes = sizes_of(model)
             work = Work(wanted, plan.layers, sum(map(len, pieces)), max(map(len, pieces)))
         fitting = _fitting(sizes, work, memory, batch, channel)
@@ -96,7 +103,7 @@ def calibrate(
                 "the processes were given other models, texts, needs or layers; each has to be given the same, and all "
                 "of the text: it is dealt out here"
             )
-        steps = steps_of(pieces, fitting.work.batch, bool(plan.gradient_needs))
+        steps = steps_of(pieces, fitting.work.batch, min_gradient_tokens(plan.gradient_needs))
         partial = None if resume_dir is None else Partial(Path(resume_dir), name)
         return _run(model, plan, pieces, steps, channel, partial, progress)
 
@@ -157,7 +164,14 @@ def _add_up(gathering: Gathering, mine: Gathering, channel: Channel, n_running: 
                 gathering.add(layer, new)
 
 
-def _measured_layers(identity: ModelIdentity, layers: Iterable[int] | None) -> tuple[int, ...]:
+def _measured_layers(identity: ModelIdentity, layers: Iterable[int] | None, needs: tuple[Need, ...]) -> tuple[int, ...]:
+    if layers is None and needs and all(shape.kind != "full" for shape in identity.layers):
+        kinds = {shape.kind for shape in identity.layers}
+        if "sliding" in kinds:
+            raise ValueError(
+                f"every layer of this {identity.architecture} that attends does so in a sliding window, whose size "
+                "does not grow: no recipe codes any of them; name them in `layers` to measure them all the same"
+            )
     chosen = layers_to_measure(identity) if layers is None else tuple(sorted(set(layers)))
     for layer in chosen:
         if not 0 <= layer < len(identity.layers):
@@ -176,10 +190,11 @@ def _pieces(plan: Plan, pieces: list[Int[Tensor, " _"]]) -> list[Int[Tensor, " _
             f"the calibration text is too short: {n_tokens} tokens, of which the first {plan.skip_tokens} of each of "
             f"{len(pieces)} sequences do not count; at least {plan.min_tokens} that count are needed"
         )
-    if plan.gradient_needs and not gradient_pieces(pieces):
+    least, near = min_gradient_tokens(plan.gradient_needs), max((n.near_tokens for n in plan.gradient_needs), default=0)
+    if plan.gradient_needs and not gradient_pieces(pieces, least):
         raise ValueError(
             "the calibration texts are too short for the Fisher metric, which is measured where a token is read by "
-            f"tokens {NEAR_TOKENS} or more after it: at least one sequence has to have {MIN_GRADIENT_TOKENS} tokens, "
+            f"tokens {near} or more after it: at least one sequence has to have {least} tokens, "
             f"and the longest of {len(pieces)} has {max(map(len, pieces))}; give longer texts, join short ones, or use "
             "a recipe without that metric, such as nova_kv or spectra"
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from karhunen.calibration.host import on_host, with_float64
 from karhunen.calibration.measure import measure
 from karhunen.hf.capture import Observation
-from karhunen.hf.rotary import NOT_A_ROTATION, DetectedRotary
+from karhunen.hf.rotary import USE_AS_CACHED, DetectedRotary
 from karhunen.statistics.gathered import LayerStatistics
 from karhunen.statistics.identity import ModelIdentity
 from karhunen.statistics.need import OF_WEIGHTS, Need, Statistic
@@ -49,11 +49,10 @@ class Plan:
         if not moving:
             return
         if noted := [i for i in self.layers if i in self.rotaries and self.rotaries[i].note]:
-            raise ValueError(f"layers {noted}: {NOT_A_ROTATION}")
+            raise ValueError(f"layers {noted}: {self.rotaries[noted[0]].note}")
         if not any(found.key or found.value for found in self.rotaries.values()):
             raise ValueError(
-                f"{self.identity.architecture} has no RoPE, so {moving[0]} cannot be measured; "
-                "use a recipe with a post-RoPE frame (block_tokens=None)"
+                f"{self.identity.architecture} has no RoPE, so {moving[0]} cannot be measured; {USE_AS_CACHED}"
             )
 
     def fingerprint(self, pieces: list[Int[Tensor, " _"]], batch: int) -> str:

@@ -1,6 +1,7 @@
 """Gradients of the model's predictions become Fisher moments in the frame that was asked for."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from jaxtyping import Float, Int
 from torch import Tensor, arange, nn
@@ -8,7 +9,7 @@ from torch import Tensor, arange, nn
 from karhunen.calibration.host import on_host, with_float64
 from karhunen.calibration.measure import counted
 from karhunen.frames.rope_frame import RopeFrame
-from karhunen.hf.gradients import NEAR_TOKENS, ReadGradient, read_gradients
+from karhunen.hf.gradients import SINK_TOKENS, ReadGradient, read_gradients
 from karhunen.hf.rotary import DetectedRotary
 from karhunen.statistics.moments import Moments
 from karhunen.statistics.need import Need
@@ -23,20 +24,23 @@ def measure_gradients(
     layers: tuple[int, ...],
     rotaries: Mapping[int, DetectedRotary],
     seed: int,
-    near_tokens: int = NEAR_TOKENS,
 ) -> dict[int, dict[Need, Moments]]:
-    """Moments of the gradients of one sequence, by layer and need, in the host's memory.
+    """Moments of the gradients of one sequence, by layer and need, in the host's memory; one backward pass for each
+    `near_tokens` among the needs.
 
     A gradient by a key turns into the frame as the key does. ValueError naming the layers that showed none.
     """
     measured: dict[int, dict[Need, Moments]] = {}
+    for near_tokens in sorted({need.near_tokens for need in needs}):
+        mine = [need for need in needs if need.near_tokens == near_tokens]
 
-    def listen(layer: int, seen: ReadGradient) -> None:
-        if layer in layers:
-            rotary = rotaries.get(layer, DetectedRotary())
-            measured[layer] = {need: on_host(_moments(need, seen, rotary)) for need in needs}
+        def listen(layer: int, seen: ReadGradient, mine: list[Need] = mine) -> None:
+            if layer in layers:
+                rotary = rotaries.get(layer, DetectedRotary())
+                found = {need: on_host(_moments(need, seen, rotary)) for need in mine}
+                measured[layer] = measured.get(layer, {}) | found
 
-    read_gradients(model, tokens, seed, listen, near_tokens)
+        read_gradients(model, tokens, seed, listen, near_tokens)
     if missing := [layer for layer in layers if layer not in measured]:
         raise ValueError(
             f"layers {missing} show no gradient: their attention does not read the cached keys as they are; "
@@ -50,7 +54,8 @@ def _moments(need: Need, seen: ReadGradient, rotary: DetectedRotary) -> Moments:
     turn = rotary.key if need.slot == "key" else rotary.value
     positions = arange(gradient.shape[2], device=gradient.device)[None]
     inside = RopeFrame(need.block_tokens, need.joined).forward(gradient, positions, turn)[0]
-    return Moments.of(_clipped(inside[:, counted(need, seen.key, seen.value).to(gradient.device)]))
+    read = replace(need, skip_tokens=max(need.skip_tokens, SINK_TOKENS))  # those before show no gradient
+    return Moments.of(_clipped(inside[:, counted(read, seen.key, seen.value).to(gradient.device)]))
 
 
 def _clipped(gradient: Float[Tensor, "g n e"]) -> Float[Tensor, "g n e"]:

@@ -1,5 +1,6 @@
 """The text as steps: so many sequences through the model forward, then some of them one by one backward."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
@@ -11,10 +12,12 @@ from karhunen.calibration.gathering import Gathering
 from karhunen.calibration.gradients import measure_gradients
 from karhunen.hf.capture import capturing
 from karhunen.hf.gradients import NEAR_TOKENS, SINK_TOKENS
+from karhunen.statistics.need import Need
 
 GRADIENT_TOKENS = 6144  # gradients are measured on the first this many tokens: a backward pass costs several forwards
 BACKWARD_FORWARDS = 4  # what the gradients of a sequence cost, in forwards: for the progress told, nothing else
-MIN_GRADIENT_TOKENS = 2 * (NEAR_TOKENS + SINK_TOKENS)  # of a sequence: in shorter ones few tokens are read from afar
+MIN_GRADIENT_TOKENS = 2 * (NEAR_TOKENS + SINK_TOKENS)
+"""Of a sequence, where the recent window is the usual one."""
 
 
 @final
@@ -42,25 +45,32 @@ class Step:
             )
 
 
-def steps_of(pieces: list[Int[Tensor, " _"]], batch: int, backward: bool) -> list[Step]:
-    """Neighbouring sequences of one length, at most `batch` together; then those of the backward pass, if any."""
+def min_gradient_tokens(needs: Iterable[Need]) -> int:
+    """Of a sequence: in shorter ones few tokens are read from afar. 0 without gradients."""
+    near = [need.near_tokens for need in needs if need.kind == "gradients"]
+    return max(near) + SINK_TOKENS + NEAR_TOKENS + SINK_TOKENS if near else 0
+
+
+def steps_of(pieces: list[Int[Tensor, " _"]], batch: int, min_tokens: int) -> list[Step]:
+    """Neighbouring sequences of one length, at most `batch` together; then those of the backward pass, of `min_tokens`
+    or more, none if that is 0."""
     runs: list[list[Tensor]] = []
     for piece in pieces:
         if runs and len(runs[-1]) < batch and len(runs[-1][0]) == len(piece):
             runs[-1].append(piece)
         else:
             runs.append([piece])
-    chosen = gradient_pieces(pieces) if backward else []
+    chosen = gradient_pieces(pieces, min_tokens) if min_tokens else []
     return [
         *(Step(torch.stack(run)) for run in runs),
         *(Step(piece[None], seed=len(pieces) + i) for i, piece in enumerate(chosen)),
     ]
 
 
-def gradient_pieces(pieces: list[Int[Tensor, " _"]]) -> list[Int[Tensor, " _"]]:
-    """Whole sequences of MIN_GRADIENT_TOKENS or more, spread evenly: GRADIENT_TOKENS together, or half of the text if
+def gradient_pieces(pieces: list[Int[Tensor, " _"]], min_tokens: int) -> list[Int[Tensor, " _"]]:
+    """Whole sequences of `min_tokens` or more, spread evenly: GRADIENT_TOKENS together, or half of the text if
     it is short; at least one, and none only if there is none of that length."""
-    pieces = [piece for piece in pieces if len(piece) >= MIN_GRADIENT_TOKENS]
+    pieces = [piece for piece in pieces if len(piece) >= min_tokens]
     if not pieces:
         return []
     n_tokens = min(GRADIENT_TOKENS, sum(len(piece) for piece in pieces) / 2)

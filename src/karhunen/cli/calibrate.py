@@ -135,6 +135,7 @@ def _measured(
     with channel.together():
         given = read_texts(wanted.texts) if wanted.texts else calibration_text()
         model, tokenizer = load_model(screen, wanted.model_name, wanted.dtype, placement.device_map)
+        _check_suits(recipe, model)
     many = f"; {channel.size} processes" if channel.size > 1 else ""
     with screen.progress("calibrating", "tokens") as advance:
         return calibrate(
@@ -150,6 +151,21 @@ def _measured(
             resume_dir=wanted.resume,
             on_plan=lambda plan: screen.log(plan.line() + many),
             progress=advance,
+        )
+
+
+def _check_suits(recipe: "Recipe", model: Any) -> None:
+    """ValueError if the recipe's window cannot serve the model, or none of its layers would be coded."""
+    from karhunen.fitting import reasons_left_exact
+    from karhunen.hf.describe import identity_of
+    from karhunen.hf.suits import check_window
+
+    check_window(model, recipe.window)
+    identity = identity_of(model)
+    left = reasons_left_exact(recipe, identity)
+    if recipe.key is not None and len(left) == len(identity.layers):
+        raise ValueError(
+            f"{recipe.name} codes no layer of this {identity.architecture}: {'; '.join(sorted(set(left.values())))}"
         )
 
 

@@ -37,6 +37,7 @@ class Wanted:
     redo: bool
     harness: tuple[str, ...] = ()
     include_path: Path | None = None
+    calibration_tokens: int = 16384
 
 
 def run(wanted: Wanted, as_json: bool) -> int:
@@ -103,6 +104,7 @@ def plan_of(wanted: Wanted) -> "Plan":
         seed=wanted.seed,
         limit=wanted.limit,
         redo=wanted.redo,
+        calibration_tokens=wanted.calibration_tokens,
         fixed_statistics=given is not None and given.exists(),
     )
 

@@ -24,6 +24,7 @@ def run(
     from karhunen.calibration.texts import calibration_text, read_texts
     from karhunen.codec import Codec
     from karhunen.folder import check_new
+    from karhunen.hf.describe import identity_of
     from karhunen.hf.fold import fold, kept_ranks
     from karhunen.statistics.need import Need
     from karhunen.transforms.spectra_latent import activations_need
@@ -40,6 +41,8 @@ def run(
     with Screen(as_json).open() as screen:
         given = read_texts(texts) if texts else calibration_text()
         model, tokenizer = load_model(screen, model_name, dtype)
+        if codec is not None:
+            codec.check_model(identity_of(model))
         skip = 4 if codec is None else codec.window.sink_tokens
         with screen.progress("calibrating", "tokens") as advance:
             needs = [activations_need(Need("moments", "key", skip_tokens=skip))]

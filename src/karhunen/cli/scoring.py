@@ -1,5 +1,6 @@
 """The verbs that measure: evaluate, verify, leaderboard, report, compare. Nothing heavy is imported before one runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,9 @@ GeneratedTokens = Annotated[int, typer.Option("--generated-tokens", min=0, help=
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many documents or questions a task.")]
 Seed = Annotated[int, typer.Option("--seed", help="Chooses documents and questions.")]
 Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes; each holds a model and its dense runs.")]
+CalibrationTokens = Annotated[
+    int, typer.Option("--calibration-tokens", min=1, help="Of text that statistics are measured on, once a model.")
+]
 Redo = Annotated[bool, typer.Option("--redo", help="Run again what exists.")]
 
 
@@ -84,6 +88,7 @@ def evaluate(
     seed: Seed = 0,
     jobs: Jobs = 1,
     redo: Redo = False,
+    calibration_tokens: CalibrationTokens = 16384,
     dtype: Dtype = "float32",
     device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
@@ -96,7 +101,7 @@ def evaluate(
     chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, named)
     harness = (tuple(filter(None, (tasks or "").split(","))), include_path)
     wanted = Wanted(model, dtype, device, *chosen, results, statistics, *sizes, limit, seed, jobs, redo, *harness)
-    return run(wanted, as_json)
+    return run(replace(wanted, calibration_tokens=calibration_tokens), as_json)
 
 
 @scoring.command()

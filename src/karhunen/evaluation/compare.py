@@ -54,8 +54,9 @@ def compare(a: Sequence[Result], b: Sequence[Result]) -> list[Difference]:
             continue
         rate = mine["configuration"]["rate"]
         equal = [other for other in candidates if other["configuration"]["rate"] == rate]
+        alike = [other for other in equal or candidates if _calibration(other) == _calibration(mine)]
         bits = bits_per_element(mine)
-        other = min(equal or candidates, key=lambda r: abs(bits_per_element(r) - bits))
+        other = min(alike or equal or candidates, key=lambda r: abs(bits_per_element(r) - bits))
         measures = [name for name in (*MEASURES, "score") if _has(mine, name) and _has(other, name)]
         found += [_difference(mine, other, name) for name in measures]
     if not found:
@@ -81,6 +82,10 @@ def select(results: Sequence[Result], recipe: str) -> list[Result]:
     raise ValueError(f"no result of {recipe!r}; there are {', '.join(known)}")
 
 
+def _calibration(result: Result) -> Any:
+    return result["configuration"].get("calibration")
+
+
 def _same_inputs(result: Result) -> tuple[Any, ...]:
     c = result["configuration"]
     return c["model"], c["weights_hash"], c["dtype"], c["task"]["name"], c["inputs"], c["seed"]
@@ -104,6 +109,13 @@ def _values(result: Result, measure: str) -> list[Tensor]:
 
 def _difference(a: Result, b: Result, measure: str) -> Difference:
     mine, other = _values(a, measure), _values(b, measure)
+    sizes = [[len(values) for values in side] for side in (mine, other)]
+    if sizes[0] != sizes[1]:
+        names = [result["configuration"]["text"] for result in (a, b)]
+        raise ValueError(
+            f"{names[0]} and {names[1]} were measured on the same inputs and hold {sum(sizes[0])} and {sum(sizes[1])} "
+            f"scores of {measure}: one of them is damaged; evaluate it again"
+        )
     difference = interval([y - x for x, y in zip(mine, other, strict=True)])
     sign = 1 if MEASURES.get(measure, "higher") == "lower" else -1
     winner = "" if not difference.excludes(0.0) else ("A" if sign * difference.mean > 0 else "B")

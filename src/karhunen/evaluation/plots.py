@@ -229,7 +229,12 @@ Ends = Callable[[Row], tuple[float | None, float | None]]
 
 
 def _curves(axes: Any, rows: list[Row], value: Callable[[Row], float | None], ends: Ends) -> None:
-    """One line per method through its rates; where a setting was measured on several seeds, through their means."""
+    """One line per method through its rates; where a setting was measured on several seeds, through their means. What
+    has no error has no place on a logarithmic axis, and is named below."""
+    exact = sorted({row.text for row in rows if (y := value(row)) is not None and y <= 0})
+    if exact:
+        words = f"no error: {_first(exact, 3, ', ')}"
+        axes.text(0.01, 0.01, words, transform=axes.transAxes, fontsize=7, color="#555555")
     for recipe in sorted({row.recipe for row in rows}):
         settings: dict[str, list[tuple[Row, float]]] = {}
         for row in rows:

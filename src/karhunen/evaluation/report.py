@@ -179,8 +179,9 @@ def _provenance(results: Sequence[Result]) -> str:
         key = (about["commit"] or "unknown", about["machine"], about["n_threads"], versions)
         made.setdefault(key, []).append(about["date"])
     rows = "".join(
-        f"<tr><td>{html.escape(commit)}</td><td>{len(dates)}</td><td>{min(dates)[:10]} to {max(dates)[:10]}</td>"
-        f"<td>{html.escape(machine)}, {threads} threads</td><td>{html.escape(versions)}</td></tr>"
+        f"<tr><td>{html.escape(commit)}</td><td>{len(dates)}</td>"
+        f"<td>{html.escape(min(dates)[:10])} to {html.escape(max(dates)[:10])}</td>"
+        f"<td>{html.escape(machine)}, {html.escape(str(threads))} threads</td><td>{html.escape(versions)}</td></tr>"
         for (commit, machine, threads, versions), dates in sorted(made.items())
     )
     head = "<th>commit</th><th>results</th><th>days</th><th>machine</th><th>versions</th>"

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from karhunen.evaluation.result_shape import check_shape
+
 FORMAT, VERSION = "karhunen-result", 1
 
 Result = dict[str, Any]
@@ -49,14 +51,25 @@ def write_result(folder: Path, configuration: Mapping[str, Any], body: Mapping[s
 
 
 def read_result(path: Path) -> Result:
-    """ValueError naming the file if it is no result of this version."""
+    """ValueError naming the file if it is no result of this version, or a damaged one."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("version") != VERSION:
         raise ValueError(f"{path} is no {FORMAT} of version {VERSION}; evaluate again")
-    return cast("Result", found)
+    result = cast("Result", found)
+    try:
+        check_shape(result)
+        if result["fingerprint"] != fingerprint_of(result["configuration"]):
+            raise ValueError("its configuration is not the one that its fingerprint names")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; evaluate again") from error
+    return result
+
+
+def _refuse_constant(word: str) -> float:
+    raise ValueError(f"{word} is no number")
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -66,7 +79,32 @@ def read_results(folder: Path) -> list[Result]:
     found = [read_result(path) for path in sorted(folder.rglob("*.json")) if _is_result(path)]
     if not found:
         raise ValueError(f"{folder} holds no results; make some with `karhunen evaluate`")
-    return found
+    return told_apart(found)
+
+
+def told_apart(results: list[Result]) -> list[Result]:
+    """The same, where results that differ only in their calibration have it in their text: two rows, not one."""
+
+    def without_calibration(result: Result) -> str:
+        configuration = {k: v for k, v in result["configuration"].items() if k != "calibration"}
+        return fingerprint_of(configuration)
+
+    seen: dict[str, set[str]] = {}
+    for result in results:
+        seen.setdefault(without_calibration(result), set()).add(_calibration(result))
+    return [
+        {**result, "configuration": {**c, "text": f"{c['text']} [{_calibration(result)}]"}}
+        if len(seen[without_calibration(result)]) > 1
+        else result
+        for result in results
+        for c in (result["configuration"],)
+    ]
+
+
+def _calibration(result: Result) -> str:
+    """In few words: the tokens and the beginning of the text's hash."""
+    sources = result["configuration"].get("calibration") or ["no text"]
+    return "; ".join(re.sub(r", sha256 (\w{6})\w*", r", \1", source) for source in sources)
 
 
 def _is_result(path: Path) -> bool:

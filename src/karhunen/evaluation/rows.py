@@ -92,7 +92,7 @@ def row_of(result: Result) -> Row:
         perplexity=metrics.get("perplexity_coded"),
         score=metrics.get("score"),
         dense_score=metrics.get("dense_score"),
-        commit=result["made"]["commit"],
+        commit=result["made"]["commit"] or "unknown",
         fingerprint=result["fingerprint"],
     )
 

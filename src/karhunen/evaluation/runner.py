@@ -129,14 +129,31 @@ def gathered(
     elif not needs:
         max_tokens = FEW_TOKENS  # shapes and rotations only
     on_stage(f"measuring {len(needs)} statistics on {max_tokens:,} tokens")
-    made = calibrate(model, calibration_text(), needs, tokenizer, max_tokens=max_tokens)
+    told = _Told(on_stage)
+    made = calibrate(model, calibration_text(), needs, tokenizer, max_tokens=max_tokens, progress=told)
     if found is not None and found.sources == made.sources:
         made = found.beside(made)
     elif found is not None and held:
         on_stage("the statistics there are of another text and are measured again")
-        made = calibrate(model, calibration_text(), needs | held, tokenizer, max_tokens=max_tokens)
+        made = calibrate(model, calibration_text(), needs | held, tokenizer, max_tokens=max_tokens, progress=told)
     save_statistics(made, folder)
+    n_bytes = sum(file.stat().st_size for file in folder.glob("*.*"))
+    on_stage(f"the statistics stay in {folder} for the next run: {n_bytes / 1e6:,.0f} MB")
     return made
+
+
+@final
+@dataclass
+class _Told:
+    """Says how far a long calibration is, every tenth of it."""
+
+    say: OnStage
+    tenths: int = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        if total > FEW_TOKENS and 10 * done // total > self.tenths:
+            self.tenths = 10 * done // total
+            self.say(f"measured {done:,} of {total:,} tokens")
 
 
 def _measure_statistics(plan: Plan, load: Load, n_threads: int) -> None:

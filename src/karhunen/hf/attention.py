@@ -23,8 +23,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from karhunen.attention import fused
-from karhunen.hf.capture import can_be_routed, implementations, own_attention
+from karhunen.hf.capture import can_be_routed, own_attention
 from karhunen.hf.history import HistoryTensor
+from karhunen.hf.implementation import borrow
 from karhunen.hf.in_graph import Handed
 from karhunen.hf.probe import text_config, untraced
 
@@ -53,17 +54,15 @@ def enable(model: nn.Module) -> None:
 @contextmanager
 def reading_bytes(model: nn.Module) -> Iterator[None]:
     """This attention for the duration, where the model's own is sdpa; any other was chosen, and stays."""
-    held = implementations(model)
     if not can_be_routed(model) or getattr(text_config(model), "_attn_implementation", None) != "sdpa":
         yield
         return
     register()
+    give_back = borrow(model, NAME)
     try:
-        cast("PreTrainedModel", model).set_attn_implementation(NAME)
         yield
     finally:
-        for config, implementation in held.values():
-            config._attn_implementation_internal = implementation
+        give_back()
 
 
 def karhunen_attention(

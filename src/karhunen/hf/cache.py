@@ -24,6 +24,7 @@ from karhunen.device import HOST
 from karhunen.hf.attention import NAME, attention_to, register
 from karhunen.hf.describe import identity_of
 from karhunen.hf.history import History, HistoryTensor, Masks
+from karhunen.hf.hooks import before_forward
 from karhunen.hf.in_graph import (
     InGraph,
     Mode,
@@ -33,8 +34,10 @@ from karhunen.hf.in_graph import (
     shares_layers,
     traced_update,
 )
-from karhunen.hf.probe import text_config, uncompiled, untraced
+from karhunen.hf.positions import left_padding
+from karhunen.hf.probe import decoder_of, text_config, uncompiled, untraced
 from karhunen.hf.queries import show_queries
+from karhunen.hf.suits import check_window
 from karhunen.statistics.need import SLOTS
 from karhunen.store.account import Account
 from karhunen.store.layer_store import LayerStore
@@ -254,6 +257,7 @@ class CompressedCache(Cache):
     ) -> None:
         given, model = model, uncompiled(model)
         codec.check_model(identity_of(model))
+        check_window(model, codec.window)
         register()  # whoever has such a cache may name the attention that reads it
         self.codec = codec
         self.offsets = RowOffsets()
@@ -310,6 +314,12 @@ class CompressedCache(Cache):
         super().reorder_cache(cast("Any", beam_idx.to(HOST)))
 
     @property
+    def turns(self) -> bool:
+        """Whether bytes depend on where tokens stand: a layer's vectors are turned by their positions to be coded."""
+        sides = [layer.side(slot) for layer in self.codec.layers.values() for slot in SLOTS]
+        return any(side.frame.needs_rotary and side.rotary is not None for side in sides)
+
+    @property
     def model(self) -> nn.Module:
         """The model that reads it; ValueError if that is gone."""
         if (model := self._model()) is None:
@@ -320,6 +330,12 @@ class CompressedCache(Cache):
         """Stop watching the model's forwards; happens by itself when the cache is no longer used."""
         self._stop_watching()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a compressed cache belongs to a model in this process and is not pickled; use cache.save(folder), and "
+            "CompressedCache.load(model, folder) where it goes on"
+        )
+
     def coded_layers(self) -> list[CompressedLayer]:
         """The layers that are this library's, in order."""
         return [layer for layer in self.layers if isinstance(layer, CompressedLayer)]
@@ -327,9 +343,12 @@ class CompressedCache(Cache):
     def _watch(self, model: nn.Module) -> None:
         """Learn each row's padding from the `position_ids` of forwards that use this cache."""
         inner = cast("nn.Module", getattr(model, "base_model", model))
-        handle = inner.register_forward_pre_hook(partial(_note_offsets, weakref.ref(self)), with_kwargs=True)
+        stopping = [before_forward(inner, partial(_note_offsets, weakref.ref(self)))]
+        if (decoder := decoder_of(model)) is not inner:  # positions of images are worked out on the way to it
+            stopping.append(before_forward(decoder, partial(_note_offsets, weakref.ref(self), inside=True)))
         shown = show_queries(model, weakref.ref(self)) if self.codec.window.reads != "never" else ExitStack()
-        shown.callback(handle.remove)
+        for stop in stopping:
+            shown.callback(stop)
         self._stop_watching: Callable[[], Any] = weakref.finalize(self, shown.close)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CompressedCache":
@@ -345,36 +364,42 @@ class CompressedCache(Cache):
 
 @untraced
 def _note_offsets(
-    cache_ref: "weakref.ref[CompressedCache]", module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    cache_ref: "weakref.ref[CompressedCache]",
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    inside: bool = False,
 ) -> None:
-    cache = cache_ref()
+    cache, positions = cache_ref(), kwargs.get("position_ids")
     if cache is None or not any(value is cache for value in (*args, *kwargs.values())):
         return
+    if inside and not isinstance(positions, Tensor):
+        return  # nothing that was not seen before
     cache.offsets.reads_bytes = getattr(text_config(module), "_attn_implementation", None) == NAME
     cache.offsets.masks.clear()
-    if cache.in_graph:
+    if cache.in_graph and not inside:
         for layer in cache.coded_layers():
             layer.begin(in_graph=True)
-    positions = kwargs.get("position_ids")
-    if not isinstance(positions, Tensor) or positions.ndim != 2:
+    padding = left_padding(positions, cache.get_seq_length(), turns=cache.turns)
+    if padding is None:
         if cache.offsets.now is not None:
             cache.offsets.now = cache.offsets.now.zero()
         return
-    last_index = cache.get_seq_length() + positions.shape[1] - 1
-    offsets = last_index - positions[:, -1].long()
     tokens = next((v for v in (kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *args) if v is not None), None)
-    if isinstance(tokens, Tensor) and tokens.shape[0] != offsets.shape[0]:
-        offsets = offsets.expand(tokens.shape[0]).clone()
-    given = Offsets(offsets)
-    asked = given.is_known or positions.shape[1] > 1  # a step's are asked for when its token is coded
+    if isinstance(tokens, Tensor) and tokens.shape[0] != padding.shape[0]:
+        padding = padding.expand(tokens.shape[0]).clone()
+    given = Offsets(padding)
+    asked = given.is_known or cast("Tensor", positions).shape[-1] > 1  # a step's are asked for when its token is coded
     cache.offsets.now = None if cache.offsets.now is None and asked and not bool(given.known.any()) else given
 
 
 def _layer_report(index: int, kind: str, layer: Any, reason: str) -> LayerReport:
     if isinstance(layer, CompressedLayer):
-        return LayerReport(
-            index, kind, layer.store.n_tokens, layer.store.n_coded, reason, layer.store.account(), layer.how_read
-        )
+        store = layer.store
+        if store.selection is not None and store.selection.decided and store.keeps_all_from_now_on:
+            reason = f"{reason}; it chose when the first forward came, which fitted its budget: later tokens all stay"
+        return LayerReport(index, kind, store.n_tokens, store.n_coded, reason, store.account(), layer.how_read)
     if layer is None:
         return LayerReport(index, kind, 0, 0, reason, Account())
     tensors = [t for t in _tensors_of(layer) if t.numel()]

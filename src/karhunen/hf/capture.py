@@ -105,13 +105,13 @@ class _Recorder:
         self._flush(None, "its attention does not go through transformers' attention interface")
         self.pending = layer, key, value
 
-    def attend(self, attention: Attention, key: Tensor) -> None:
-        """A layer attends to `key`."""
+    def attend(self, attention: Attention, key: Tensor, value: Tensor) -> None:
+        """A layer attends to `key` and `value`."""
         if self.pending is None or self.pending[0] != getattr(attention.module, "layer_idx", None):
             return  # a layer that reads another one's cache
-        mine = self.pending[1]
-        if key.shape != mine.shape or not torch.equal(key[:, :, -1], mine[:, :, -1]):
-            self._flush(None, "its attention does not read the cached keys as they are (latent attention)")
+        read = zip((key, value), self.pending[1:], strict=True)
+        if any(x.shape != cached.shape or not torch.equal(x[:, :, -1], cached[:, :, -1]) for x, cached in read):
+            self._flush(None, "its attention does not read the cached keys and values as they are (latent attention)")
         else:
             self._flush(replace(attention, hidden=self.inputs.get(attention.module)), "")
         self.inputs.clear()
@@ -149,14 +149,14 @@ def _headless(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def _attention_function(model: nn.Module, attend: Callable[[Attention, Tensor], None]) -> Iterator[None]:
+def _attention_function(model: nn.Module, attend: Callable[[Attention, Tensor, Tensor], None]) -> Iterator[None]:
     """Route the model's attention past `attend` for the duration; models that cannot be routed are left alone."""
     if not can_be_routed(model):
         yield
         return
 
     def watch(attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
-        attend(attention, key)
+        attend(attention, key, value)
         return plain()
 
     with routed_attention(model, watch):
@@ -176,7 +176,7 @@ def routed_attention(
         raise ValueError(f"the attention of {type(model).__name__} does not go through transformers' interface")
     routed = cast("PreTrainedModel", model)
     names = implementations(routed)
-    name, previous = _unused_name(), _plain(routed, names)
+    name, previous = _unused_name(), plain_implementation(routed, names)
 
     @untraced
     def function(
@@ -184,7 +184,7 @@ def routed_attention(
     ) -> Any:
         own = own_attention(module, previous)
         plain = partial(own, module, query, key, value, attention_mask, **arguments)
-        return attend(_attention(module, query, attention_mask, arguments), key, value, plain)
+        return attend(attention_call(module, query, attention_mask, arguments), key, value, plain)
 
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[previous])
@@ -203,7 +203,8 @@ def can_be_routed(model: nn.Module) -> bool:
     return isinstance(model, PreTrainedModel) and model._can_set_attn_implementation()  # pyright: ignore[reportPrivateUsage]
 
 
-def _attention(module: nn.Module, query: Tensor, mask: Any, arguments: Mapping[str, Any]) -> Attention:
+def attention_call(module: nn.Module, query: Tensor, mask: Any, arguments: Mapping[str, Any]) -> Attention:
+    """What transformers hands to an attention function, as a value."""
     scale = arguments.get("scaling")
     sinks = arguments.get("s_aux")
     return Attention(
@@ -228,7 +229,7 @@ def own_attention(module: nn.Module, name: str) -> Callable[..., Any]:
     raise ValueError(f"cannot find the {name} attention of {type(module).__name__}")
 
 
-def _plain(model: PreTrainedModel, names: Mapping[int, tuple[Any, str | None]]) -> str:
+def plain_implementation(model: PreTrainedModel, names: Mapping[int, tuple[Any, str | None]]) -> str:
     """The implementation to delegate to: the model's own, or a plain one where its own needs a packed layout."""
     config = text_config(model)
     name = names[id(config)][1] if id(config) in names else getattr(config, "_attn_implementation", None)

@@ -6,6 +6,9 @@ which may lack them (head_dim) or mean something else (latent attention caches n
 
 import hashlib
 import json
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,14 +35,51 @@ _VOLATILE = (
 )
 
 
-_KNOWN: "WeakKeyDictionary[nn.Module, ModelIdentity]" = WeakKeyDictionary()
+_Written = list[tuple["weakref.ref[Tensor]", int, int]]
+_KNOWN: "WeakKeyDictionary[nn.Module, tuple[_Written, ModelIdentity]]" = WeakKeyDictionary()
+_HELD: "WeakKeyDictionary[nn.Module, ModelIdentity]" = WeakKeyDictionary()
 
 
 def identity_of(model: nn.Module) -> ModelIdentity:
-    """`describe(model)`, remembered as long as the model lives."""
-    if model not in _KNOWN:
-        _KNOWN[model] = describe(model)
-    return _KNOWN[model]
+    """`describe(model)`, remembered until a weight is written to: by training, by `load_state_dict`."""
+    if (held := _HELD.get(model)) is not None:
+        return held
+    if (known := _KNOWN.get(model)) is not None and _as_written(model, known[0]):
+        return known[1]
+    made = describe(model)
+    _KNOWN[model] = [(weakref.ref(parameter), *_written(parameter)) for parameter in model.parameters()], made
+    return made
+
+
+@contextmanager
+def identity_held(model: nn.Module) -> Iterator[None]:
+    """The identity stays the one it is now, whatever is written into the model inside."""
+    before = _HELD.get(model)
+    _HELD[model] = identity_of(model)
+    try:
+        yield
+    finally:
+        del _HELD[model]
+        if before is not None:
+            _HELD[model] = before
+
+
+def _as_written(model: nn.Module, before: _Written) -> bool:
+    """Whether the model has the same parameters, and nothing was written into them."""
+    now = list(model.parameters())
+    return len(now) == len(before) and all(
+        seen() is parameter and (where, n_writes) == _written(parameter)
+        for parameter, (seen, where, n_writes) in zip(now, before, strict=True)
+    )
+
+
+def _written(parameter: Tensor) -> tuple[int, int]:
+    """Where a parameter lies, if it says so, and how often it was written to, which inference mode does not count."""
+    n_writes = 0 if parameter.is_inference() else parameter._version  # pyright: ignore[reportPrivateUsage]
+    try:
+        return parameter.data_ptr(), n_writes
+    except (TypeError, RuntimeError):
+        return 0, n_writes
 
 
 def describe(model: nn.Module) -> ModelIdentity:

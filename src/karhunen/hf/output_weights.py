@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from karhunen.hf.describe import identity_of
+from karhunen.hf.describe import identity_held
 
 OUTPUT_NAMES = ("o_proj", "out_proj", "dense", "c_proj", "wo", "proj", "output_proj")
 
@@ -37,15 +37,15 @@ def with_output_weights(model: nn.Module, weights: Weights) -> Iterator[None]:
 
     Its identity stays the one it had, so codecs made for it are accepted inside.
     """
-    identity_of(model)
     own = {layer: parameter.detach().clone() for layer, parameter in _parameters(model, weights).items()}
-    try:
-        bake(model, weights)
-        yield
-    finally:
-        for layer, parameter in _parameters(model, weights).items():
-            with torch.no_grad():
-                parameter.copy_(own[layer])
+    with identity_held(model):
+        try:
+            bake(model, weights)
+            yield
+        finally:
+            for layer, parameter in _parameters(model, weights).items():
+                with torch.no_grad():
+                    parameter.copy_(own[layer])
 
 
 def bake(model: nn.Module, weights: Weights) -> None:

@@ -87,6 +87,13 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return cast("nn.Module", getattr(model, "_orig_mod", model))
 
 
+def decoder_of(model: nn.Module) -> nn.Module:
+    """The part that attends to text, which is told where its tokens stand; the body where there is no such part."""
+    body = cast("nn.Module", getattr(model, "base_model", model))
+    found = getattr(body, "language_model", None)
+    return found if isinstance(found, nn.Module) else body
+
+
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Evaluation mode and no gradients; each submodule's mode is put back at the end."""

@@ -8,7 +8,7 @@ in either pairing, at the front or the end of the vector; the one that explains 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -27,9 +27,13 @@ TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 2e-2, torc
 # A rotation is believed only if it leaves less than this part of what no rotation leaves.
 CLEARLY = 0.25
 
+USE_AS_CACHED = "use a recipe that codes keys as they are cached (post-RoPE), such as nova_kv, kivi or int4"
 NOT_A_ROTATION = (
-    "this model's keys do not move by a rotation: its positions are learned or act in another way; "
-    "use a recipe with a post-RoPE frame (block_tokens=None)"
+    f"this model's keys do not move by a rotation: its positions are learned or act in another way; {USE_AS_CACHED}"
+)
+NOT_KNOWN = (
+    "this model's recurrent layers change its keys with all that came before, and no rotation explains them; "
+    f"{USE_AS_CACHED}"
 )
 
 
@@ -58,6 +62,8 @@ def detect_rotary(model: nn.Module) -> dict[int, DetectedRotary]:
     moved = {shift: _shifted(model, tokens, shift) for shift in shifts}
     candidates = list(_candidates(model))  # read after the runs: dynamic scaling rewrites its buffers
     found = {layer: _explain(layer, still[layer], moved, candidates) for layer in sorted(still)}
+    if _is_recurrent(model):
+        found = {layer: replace(x, note=NOT_KNOWN if x.note else "") for layer, x in found.items()}
     if not any(layer.key or layer.value or layer.note for layer in found.values()) and _sees_positions(model):
         return dict.fromkeys(found, DetectedRotary(note=NOT_A_ROTATION))
     return found
@@ -81,13 +87,20 @@ def _shifted(model: nn.Module, tokens: Int[Tensor, "1 t"], shift: int) -> dict[i
 
 def _sees_positions(model: nn.Module) -> bool:
     """Whether the first cached key of one token repeated depends on where it stands (layers of other kinds: False)."""
-    types: Iterable[str] = getattr(text_config(model), "layer_types", None) or ()
-    if any("attention" not in kind for kind in types):
+    if _is_recurrent(model):
         return False
     tokens = probe_tokens(model)[:, :1].expand(1, 8)
     seen = updates(model, tokens)
     key = seen[min(seen)][0].float()
     return bool((key - key[:, :, :1]).norm() > TOLERANCE[seen[min(seen)][0].dtype] * key.norm())
+
+
+def _is_recurrent(model: nn.Module) -> bool:
+    """Whether some layers are of another kind than attention."""
+    config = text_config(model)
+    declared = [getattr(config, name, None) or () for name in ("layer_types", "layers_block_type")]
+    kinds: Iterable[str] = [kind for kinds in declared for kind in kinds]
+    return any("attention" not in kind or kind == "linear_attention" for kind in kinds)
 
 
 def _candidates(model: nn.Module) -> Iterator[Float[Tensor, " pairs"]]:

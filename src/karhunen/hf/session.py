@@ -108,6 +108,7 @@ def load_session(
     if codec is None:
         if not isinstance(inside, Codec):
             raise ValueError(f"{folder} was saved without its codec; give the codec {made_by}")
+        inside.check()
         codec = inside
     if codec.fingerprint() != state.codec:
         raise ValueError(f"{folder} was made with the codec {made_by}; this one is {codec.description}")

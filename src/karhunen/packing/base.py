@@ -37,6 +37,10 @@ class Layout(ABC):
         """Bytes that hold one token."""
 
     @abstractmethod
+    def check(self, widths: tuple[int, ...]) -> None:
+        """ValueError unless it lays out symbols of these widths."""
+
+    @abstractmethod
     def pack(self, symbols: Integer[Tensor, "b s t"]) -> UInt8[Tensor, "b p t"]:
         """Symbols to bytes; ValueError if one does not fit its width."""
 

@@ -16,6 +16,7 @@ from jaxtyping import Int, Integer, UInt8
 from torch import Tensor
 
 from karhunen.packing.base import Layout, PackingSpec
+from karhunen.quantizers.base import MOST_BITS
 
 
 @final
@@ -39,6 +40,13 @@ class BitFields(Layout):
     def bytes_per_token(self) -> int:
         """Bytes that hold one token; the last may be partly used."""
         return -(-sum(self.widths) // 8)
+
+    def check(self, widths: tuple[int, ...]) -> None:
+        """The fields are these, each of 0 to 16 bits."""
+        if self.widths != widths:
+            raise ValueError(f"{len(self.widths)} bit fields do not lay out the {len(widths)} symbols of the quantizer")
+        if any(not 0 <= width <= MOST_BITS for width in self.widths):
+            raise ValueError(f"bit fields of {min(self.widths)} to {max(self.widths)} bits; use 0 to {MOST_BITS}")
 
     def pack(self, symbols: Integer[Tensor, "b s t"]) -> UInt8[Tensor, "b p t"]:
         """Symbols to byte planes; ValueError if one does not fit its width."""

@@ -49,6 +49,10 @@ class DeflatedPages(PageCoder):
 
     n_tokens: int
 
+    def __post_init__(self) -> None:
+        if self.n_tokens < 1:
+            raise ValueError(f"{self.n_tokens} tokens are no page; use 1 or more")
+
     @property
     def page_tokens(self) -> int:
         """As given."""
@@ -82,6 +86,10 @@ class DeflatedFields(Layout):
     def bytes_per_token(self) -> int:
         """Before pages are deflated."""
         return self.fields.bytes_per_token
+
+    def check(self, widths: tuple[int, ...]) -> None:
+        """As its bit fields."""
+        self.fields.check(widths)
 
     def pack(self, symbols: Integer[Tensor, "b s t"]) -> UInt8[Tensor, "b p t"]:
         """Symbols to byte planes; ValueError if one does not fit its width."""

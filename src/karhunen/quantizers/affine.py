@@ -16,7 +16,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.allocation.base import RateCost
-from karhunen.quantizers.base import HALF_MAX, Codes, Quantizer, QuantizerData, QuantizerSpec, as_half, divisors
+from karhunen.quantizers.base import (
+    HALF_MAX,
+    MOST_BITS,
+    Codes,
+    Quantizer,
+    QuantizerData,
+    QuantizerSpec,
+    as_half,
+    divisors,
+)
 
 RANGE_BITS = 32  # a float16 low end and a float16 step
 
@@ -99,6 +108,16 @@ class AffineQuantizer(Quantizer):
     def granule_tokens(self) -> int:
         """A whole block."""
         return self.block_tokens
+
+    def check(self, g: int, c: int) -> None:
+        """Widths of 0 to 16 bits, alike within a range."""
+        if self.bits.shape != (g, c) or not 0 <= int(self.bits.min()) <= int(self.bits.max()) <= MOST_BITS:
+            raise ValueError(f"widths {tuple(self.bits.shape)} are not {g} groups of {c}, each 0 to {MOST_BITS}")
+        kept = self.bits.flatten()[self._kept_index]
+        if self.group < 1 or self.block_tokens < 1 or len(kept) % self.group or not 0.5 < self.clip <= 1:
+            raise ValueError(f"ranges of {self.group} of {len(kept)} coefficients, {self.block_tokens} tokens")
+        if bool((kept.view(-1, self.group) != kept[:: self.group, None]).any()):
+            raise ValueError("coefficients of one range have several widths")
 
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `low` and `step`, [b, kept ranges, t / block]."""

@@ -61,6 +61,12 @@ class Quantizer(ABC):
         """Tokens are coded in multiples of this."""
         return 1
 
+    def check(self, g: int, c: int) -> None:
+        """ValueError, saying what is wrong, unless it quantizes `g` groups of `c` coefficients with what it holds; here
+        of the widths alone."""
+        if any(not 0 <= width <= MOST_BITS for width in self.widths):
+            raise ValueError(f"symbols of {min(self.widths)} to {max(self.widths)} bits; use 0 to {MOST_BITS}")
+
     @abstractmethod
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Coefficients to symbols and side information."""
@@ -85,6 +91,7 @@ class QuantizerSpec(ABC):
         """The quantizer for this data."""
 
 
+MOST_BITS = 16  # of a symbol
 HALF_MAX = 65504.0  # the largest float16; scales and offsets beyond it are clamped before symbols are chosen
 
 

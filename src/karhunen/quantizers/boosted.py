@@ -75,6 +75,14 @@ class BoostedQuantizer(Quantizer):
         """A whole block."""
         return self.block_tokens
 
+    def check(self, g: int, c: int) -> None:
+        """Sizes that belong together, and widths of 1 to 8 bits."""
+        widths = self.bits, self.extra_bits
+        if (self.g, self.c) != (g, c) or not 1 <= min(widths) <= max(widths) <= 8 or self.block_tokens < 1:
+            raise ValueError(f"{self.g} groups of {self.c} at {widths} bits are not {g} groups of {c} at 1 to 8")
+        if not 1 <= self.n_chosen <= c:
+            raise ValueError(f"{self.n_chosen} of {c} coefficients cannot be chosen")
+
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `low` and `step` [b g·c blocks], `chosen` [b g·n blocks]."""
         x = y.double().clamp(-HALF_MAX, HALF_MAX).unflatten(2, (-1, self.block_tokens))  # [b g blocks block c]

@@ -66,6 +66,13 @@ class ByteQuantizer(Quantizer):
         """Every symbol is a byte."""
         return (8,) * len(self.plane_size)
 
+    def check(self, g: int, c: int) -> None:
+        """The size and a gain that is known; what the tables imply was checked when they were made."""
+        refuse_unless_one_of("gain", self.gain, tuple(GAIN_BITS))
+        if (self.g, self.c) != (g, c):
+            raise ValueError(f"it quantizes {self.g} groups of {self.c} coefficients, not {g} of {c}")
+        _ = self.byte_tables
+
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `gain` [b g t], where there is one."""
         y = y.double()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from karhunen.allocation.base import RateCost
 from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec
+from karhunen.values import refuse_unless_one_of
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -55,6 +56,12 @@ class Float8Quantizer(Quantizer):
     def widths(self) -> tuple[int, ...]:
         """One byte per coefficient."""
         return (8,) * (self.g * self.c)
+
+    def check(self, g: int, c: int) -> None:
+        """The size, and a format that is known."""
+        refuse_unless_one_of("float8 format", self.format, tuple(DTYPES))
+        if (self.g, self.c) != (g, c):
+            raise ValueError(f"it quantizes {self.g} groups of {self.c} coefficients, not {g} of {c}")
 
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `scale` [b g t]."""

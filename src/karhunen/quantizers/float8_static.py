@@ -16,6 +16,7 @@ from torch import Tensor
 from karhunen.allocation.base import RateCost
 from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec
 from karhunen.quantizers.float8 import DTYPES
+from karhunen.values import refuse_unless_one_of
 
 
 @final
@@ -59,6 +60,12 @@ class StaticFloat8Quantizer(Quantizer):
     def widths(self) -> tuple[int, ...]:
         """One byte per coefficient."""
         return (8,) * (len(self.scale) * self.c)
+
+    def check(self, g: int, c: int) -> None:
+        """The size, a format that is known, and scales above 0."""
+        refuse_unless_one_of("float8 format", self.format, tuple(DTYPES))
+        if (len(self.scale), self.c) != (g, c) or not bool((self.scale > 0).all()):
+            raise ValueError(f"it quantizes {len(self.scale)} groups of {self.c} coefficients, not {g} of {c}")
 
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """No side information."""

@@ -71,6 +71,14 @@ class LloydMaxQuantizer(Quantizer):
         """Of the kept coefficients, head group by head group."""
         return self._widths
 
+    def check(self, g: int, c: int) -> None:
+        """Widths of 0 to MAX_BITS bits, a spread above 0 for each coefficient, a gain that is known."""
+        refuse_unless_one_of("gain", self.gain, tuple(GAIN_BITS))
+        if self.bits.shape != (g, c) or not 0 <= int(self.bits.min()) <= int(self.bits.max()) <= MAX_BITS:
+            raise ValueError(f"widths {tuple(self.bits.shape)} are not {g} groups of {c}, each 0 to {MAX_BITS}")
+        if self.sigma.shape != (g, c) or not bool((self.sigma > 0).all()):
+            raise ValueError(f"spreads {tuple(self.sigma.shape)} are not above 0 for {g} groups of {c}")
+
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `gain` [b g t], where there is one."""
         y = y.double()

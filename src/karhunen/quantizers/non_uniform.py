@@ -92,6 +92,16 @@ class NonUniformQuantizer(Quantizer):
         """The same for every coefficient."""
         return ((len(self.levels) - 1).bit_length(),) * self.centre.numel()
 
+    def check(self, g: int, c: int) -> None:
+        """A level for each symbol, in order; a centre and a scale above 0 for each coefficient."""
+        n = len(self.levels)
+        if n < 2 or n & (n - 1) or n > 2**MAX_BITS or bool((self.levels.diff() < 0).any()):
+            raise ValueError(f"{n} levels are not 2 to {2**MAX_BITS} of a power of two, in order")
+        if (self.centre.shape, self.scale.shape) != ((g, c), (g, c)) or not bool((self.scale > 0).all()):
+            raise ValueError(f"centres {tuple(self.centre.shape)} and scales are not those of {g} groups of {c}")
+        if not 0 <= self.n_outliers <= g * c <= LARGEST_VECTOR:
+            raise ValueError(f"{self.n_outliers} outliers of {g * c} coefficients")
+
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `outlier_at`, `outlier` [b n t]; `centre`, `scale` [b g t] where they are by token."""
         y = y.double()

@@ -56,6 +56,12 @@ class NormCorrectedQuantizer(Quantizer):
         """As `inner`."""
         return self.inner.widths
 
+    def check(self, g: int, c: int) -> None:
+        """As `inner`."""
+        self.inner.check(g, c)
+        if self.inner.gain != "float16":
+            raise ValueError(f"gain={self.inner.gain!r} cannot hold a corrected norm")
+
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `gain` [b g t], corrected."""
         codes = self.inner.encode(y)

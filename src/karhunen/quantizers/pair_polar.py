@@ -81,6 +81,14 @@ class PairPolarQuantizer(Quantizer):
         """A whole block."""
         return self.radius.granule_tokens
 
+    def check(self, g: int, c: int) -> None:
+        """A radius and an angle for every pair."""
+        if c % 2 or not 1 <= self.angle_bits <= MAX_BITS:
+            raise ValueError(f"pairs of {c} coefficients with angles of {self.angle_bits} bits; use 1 to {MAX_BITS}")
+        self.radius.check(g, c // 2)
+        if int(self.radius.bits.min()) < 1:
+            raise ValueError("a radius has no bits")
+
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `low` and `step` of the radii."""
         first, second = self._pairs(y.double())

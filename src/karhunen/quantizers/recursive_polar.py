@@ -66,6 +66,11 @@ class RecursivePolarQuantizer(Quantizer):
         one = [bits for k, bits in enumerate(self.round_bits) for _ in range(self.c >> (k + 1))]
         return tuple(one) * self.g
 
+    def check(self, g: int, c: int) -> None:
+        """The size, and widths of 1 to 8 bits."""
+        if (self.g, self.c) != (g, c) or not all(1 <= bits <= 8 for bits in self.round_bits) or not self.round_bits:
+            raise ValueError(f"{self.g} groups of {self.c} at {self.round_bits} bits are not {g} of {c} at 1 to 8")
+
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `radius` [b g·c/16 t]."""
         radius, angles = to_polar(y.double())

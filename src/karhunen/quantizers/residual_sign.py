@@ -65,6 +65,12 @@ class ResidualSignQuantizer(Quantizer):
         """Of `inner`, and ones."""
         return (*self.inner.widths, *(1,) * self.inner.bits.numel())
 
+    def check(self, g: int, c: int) -> None:
+        """As `inner`, and a square projection."""
+        self.inner.check(g, c)
+        if self.projection.shape != (c, c):
+            raise ValueError(f"a projection {tuple(self.projection.shape)} is not that of {c} coefficients")
+
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: that of `inner`, and `residual_norm` [b g t]."""
         codes = self.inner.encode(y)

@@ -19,9 +19,10 @@ from torch import Tensor
 from karhunen.kernels.byte_decode import byte_decode
 from karhunen.kernels.byte_encode import byte_encode
 from karhunen.kernels.byte_tables import ByteTables
-from karhunen.quantizers.base import Codes, Quantizer
-from karhunen.quantizers.gains import GainKind, apply_gain, split_gain
+from karhunen.quantizers.base import MOST_BITS, Codes, Quantizer
+from karhunen.quantizers.gains import GAIN_BITS, GainKind, apply_gain, split_gain
 from karhunen.quantizers.nearest import byte_path, nearest
+from karhunen.values import refuse_unless_one_of
 
 CHUNK_TOKENS = 4096  # bounds the distance table: tokens × entries × planes of one width
 
@@ -52,6 +53,25 @@ class VectorQuantizer(Quantizer):
     def widths(self) -> tuple[int, ...]:
         """Bits of each plane's symbol."""
         return self._widths
+
+    def check(self, g: int, c: int) -> None:
+        """Planes in order, within their groups, with as many entries and coordinates as they say."""
+        refuse_unless_one_of("gain", self.gain, tuple(GAIN_BITS))
+        if (self.g, self.c) != (g, c):
+            raise ValueError(f"it quantizes {self.g} groups of {self.c} coefficients, not {g} of {c}")
+        per_plane = self.plane_group, self.plane_stage, self.plane_bits, self.plane_size, self.scale
+        if len({x.shape for x in per_plane}) > 1:
+            raise ValueError(f"planes are {sorted(len(x) for x in per_plane)} in number")
+        groups, sizes, bits = (x.tolist() for x in (self.plane_group, self.plane_size, self.plane_bits))
+        if groups != sorted(groups) or any(not 0 <= i < g for i in groups) or any(n < 1 for n in sizes):
+            raise ValueError(f"planes do not cover coefficients of groups 0 to {g - 1}, in order")
+        if any(not 0 <= b <= MOST_BITS for b in bits) or any(n < 0 for n in self.plane_stage.tolist()):
+            raise ValueError(f"planes of {bits} bits; use 0 to {MOST_BITS}, in stages from 0 on")
+        if self.entries.ndim != 1 or len(self.entries) != sum(2**b * n for b, n in zip(bits, sizes, strict=True)):
+            raise ValueError(f"{self.entries.numel()} entries are not those of the planes")
+        inside = not sizes or 0 <= int(self.coordinates.min()) <= int(self.coordinates.max()) < c
+        if len(self.coordinates) != sum(sizes) or not inside:
+            raise ValueError(f"{len(self.coordinates)} coordinates are not those of the planes, each below {c}")
 
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `gain` [b g t], where there is one."""

@@ -7,7 +7,7 @@ water-filling splits the bytes between layers, heads, sides and coefficients; ea
 
 from functools import partial
 
-from karhunen.allocation.water_filling import WaterFilling, bits_for
+from karhunen.allocation.water_filling import WaterFilling, one_budget
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.metrics.fisher import FisherMetric
 from karhunen.quantizers.byte_vq import ByteVQ, TableKind
@@ -16,11 +16,12 @@ from karhunen.transforms.klt import KLT
 from karhunen.windows.sink_recent import SinkRecent
 from karhunen.windows.small_norm import SmallNorm
 
+USUAL_BITS = 2.0
 RATES = {4: {"bits": 4.0}, 8: {"bits": 2.0}, 12: {"bits": 1.333}, 16: {"bits": 1.0}}
 
 
 def karhunen(
-    bits: float = 2.0,
+    bits: float = USUAL_BITS,
     ratio: float | None = None,
     token_bytes: int | None = None,
     block_tokens: int = 64,
@@ -32,7 +33,7 @@ def karhunen(
     """`bits` stored per element on average over the model; or, in place of it, the same budget as `ratio` to 16 bits or
     as `token_bytes`, the bytes of one coded token in all layers. `joined`: one vector of a layer's heads side by side,
     which errs less, costs more to read and has tables of the square of the heads."""
-    rate = bits if ratio is None else bits_for(ratio)
+    rate = one_budget(bits, USUAL_BITS, ratio, token_bytes)
     side = partial(
         Side,
         metric=FisherMetric(),

@@ -54,5 +54,8 @@ class ModelIdentity:
         if self.config_hash != other.config_hash:
             return f"it was made for configuration {self.config_hash}, this model's is {other.config_hash}"
         if self.weights_hash and other.weights_hash and self.weights_hash != other.weights_hash:
-            return f"it was made for weights {self.weights_hash}, this model's are {other.weights_hash}"
+            return (
+                f"it was made for weights {self.weights_hash}, this model's are {other.weights_hash} (in float16 the "
+                "same model has others: load it in bfloat16 or float32, or calibrate it in float16)"
+            )
         return None

@@ -14,9 +14,9 @@
 
 `weighting` of `queries` is `uniform` (every visible key counts alike) or `attention` (the softmax's own sensitivity
 a(1 − a)); `scores` is for `attended` alone and weighs a value by E (qᵀk)², which takes no softmax. `gradients` count
-reads of tokens that have left a recent window only (karhunen.hf.gradients). The first `skip_tokens` of each sequence,
-which the window keeps exact, count nowhere; nor do tokens whose vector of `quiet_slot` is shorter than
-`quiet_fraction` of the sequence's median, which the window keeps exact too.
+reads by tokens `near_tokens` later and more, which find the token outside the recent window (karhunen.hf.gradients).
+The first `skip_tokens` of each sequence, which the window keeps exact, count nowhere; nor do tokens whose vector of
+`quiet_slot` is shorter than `quiet_fraction` of the sequence's median, which the window keeps exact too.
 """
 
 from dataclasses import dataclass
@@ -50,12 +50,15 @@ class Need:
     skip_tokens: int = 0
     quiet_slot: Slot | None = None
     quiet_fraction: float = 0.0
+    near_tokens: int = 128
 
     def __str__(self) -> str:
         frame = "post-RoPE" if self.block_tokens is None else f"block {self.block_tokens}"
         said = [frame, "heads joined" if self.joined else "per head"]
         if self.weighting != "uniform":
             said.append(f"weighted by {self.weighting}")
+        if self.kind == "gradients":
+            said.append(f"through reads {self.near_tokens} tokens later or more")
         if self.skip_tokens:
             said.append(f"without the first {self.skip_tokens} tokens")
         if self.quiet_slot is not None:

@@ -345,6 +345,14 @@ class LayerStore:
         return self._decoded is not None
 
     @property
+    def keeps_all_from_now_on(self) -> bool:
+        """Whether a score that decides once dropped nothing, and more came since than it would have kept."""
+        window = self.window
+        if not isinstance(window, TopScored) or window.again or self._n_dropped:
+            return False
+        return window.n_dropped_of(self.n_tokens - self._n_sink, self.n_tokens) > 0
+
+    @property
     def partition(self) -> Partition:
         """Where the tokens belong by the window's rule; of a score's choice, those that it has left."""
         n_tokens = self.n_tokens - (self._n_dropped if self.selection else 0)

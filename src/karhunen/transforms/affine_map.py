@@ -18,6 +18,14 @@ class AffineMap(Transform):
     matrix: Float[Tensor, "g d c"]
     inverse_matrix: Float[Tensor, "g c d"]
 
+    def n_coefficients(self, g: int, d: int) -> int:
+        """c, where mean, matrix and inverse are of `g` groups of `d` coordinates; nothing is broadcast."""
+        c = self.matrix.shape[-1]
+        if (self.mean.shape, self.matrix.shape, self.inverse_matrix.shape) != ((g, d), (g, d, c), (g, c, d)):
+            shapes = [tuple(x.shape) for x in (self.mean, self.matrix, self.inverse_matrix)]
+            raise ValueError(f"a map of shapes {shapes} does not fit {g} groups of {d} coordinates")
+        return c
+
     def forward(self, x: Float[Tensor, "*b g t d"]) -> Float[Tensor, "*b g t c"]:
         """(x − μ) A."""
         return (x.double() - self.mean[:, None].double()) @ self.matrix.double()

@@ -27,6 +27,10 @@ class Transform(ABC):
     def inverse(self, y: Float[Tensor, "*b g t c"]) -> Float[Tensor, "*b g t d"]:
         """Coefficients to frame coordinates."""
 
+    def n_coefficients(self, g: int, d: int) -> int:
+        """How many coefficients it makes of `d` coordinates of `g` head groups; ValueError if it is not for these."""
+        return d
+
 
 @final
 @dataclass(frozen=True)

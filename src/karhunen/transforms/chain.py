@@ -47,6 +47,10 @@ class Chain(Transform):
 
     parts: tuple[Transform, ...]
 
+    def n_coefficients(self, g: int, d: int) -> int:
+        """Of the last part, each fitting what the one before makes."""
+        return reduce(lambda size, part: part.n_coefficients(g, size), self.parts, d)
+
     def forward(self, x: Float[Tensor, "*b g t d"]) -> Float[Tensor, "*b g t c"]:
         """Left to right."""
         return reduce(lambda y, part: part.forward(y), self.parts, x)

@@ -24,6 +24,11 @@ class Window(ABC):
         return None
 
     @property
+    def recent_tokens(self) -> int | None:
+        """Newest tokens that are exact when they are read; None where a window promises none."""
+        return None
+
+    @property
     def drops(self) -> bool:
         """Whether tokens may end up Dropped."""
         return False

@@ -52,6 +52,10 @@ class NormBelow:
     threshold: float
     share: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.threshold < 0 or (self.share is not None and self.share < 0):
+            raise ValueError(f"threshold={self.threshold} and share={self.share} are not 0 or more")
+
     def exact(
         self,
         key: Float[Tensor, "b h t d"],

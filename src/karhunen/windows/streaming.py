@@ -35,6 +35,11 @@ class Streaming(Window):
             raise ValueError(f"page_tokens={self.page_tokens} is not a page; use 1 or more")
 
     @property
+    def recent_tokens(self) -> int | None:
+        """As given."""
+        return self.recent or None
+
+    @property
     def sink_tokens(self) -> int:
         """As given."""
         return self.sink

@@ -17,7 +17,7 @@ from karhunen.kernels.byte_attention.cpu_softmax import cap, hide_early, hide_ma
 from karhunen.kernels.byte_attention.cpu_values import count, weigh_entries
 from karhunen.kernels.byte_attention.inputs import INVISIBLE
 from karhunen.kernels.simd import splat, store
-from karhunen.kernels.sources import sources
+from karhunen.kernels.sources import kept_on_disk, sources
 
 
 @njit(nogil=True)
@@ -91,7 +91,7 @@ def _earliest(problem, batch, first_row, n_rows):
 def _compiled(made_of: str):
     """Kept on disk for these sources (karhunen.kernels.sources)."""
 
-    @njit(cache=True, nogil=True)
+    @kept_on_disk(njit, nogil=True)
     def attend(rows, problem, keys, values, scratch, first_item, step, n_items, mean, log_sum):
         """Items first_item, first_item + step, … of (batch, head, chunk of rows, token range)."""
         if not made_of:

@@ -15,7 +15,7 @@ from numba import njit
 from torch import Tensor
 
 from karhunen.kernels.byte_tables import ByteTables
-from karhunen.kernels.sources import sources
+from karhunen.kernels.sources import kept_on_disk, sources
 
 TILE = 64
 
@@ -67,7 +67,7 @@ def _pool(n_workers: int) -> ThreadPoolExecutor:
 def _compiled(made_of: str):
     """Kept on disk for these sources (karhunen.kernels.sources)."""
 
-    @njit(cache=True, nogil=True)
+    @kept_on_disk(njit, nogil=True)
     def _decode(codes, entries, coefficient, column_start, plane_start, first, step, tile, out):
         """Items first, first + step, … of (batch, head, tile of tokens)."""
         if not made_of:

@@ -15,7 +15,7 @@ from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.scan import isa
 from karhunen.kernels.scan.emit import Shape, byte_at, claim, float_at, int_at, record_at, set_byte, set_float
 from karhunen.kernels.scan.search import TILE, nearest_entries
-from karhunen.kernels.sources import sources
+from karhunen.kernels.sources import kept_on_disk, sources
 from karhunen.kernels.threads import run_together
 
 JOB = np.dtype(
@@ -174,7 +174,7 @@ def _compiled_for(width: int) -> Any:
 def _compiled(token: tuple[tuple[int, ...], ...], made_of: str) -> Any:
     """Kept on disk for these sources (karhunen.kernels.sources)."""
 
-    @cfunc(types.void(types.int64), cache=True)
+    @kept_on_disk(cfunc, types.void(types.int64))
     def encode(job):
         if made_of:
             _work(token, job)

@@ -18,7 +18,7 @@ from karhunen.kernels.scan import isa
 from karhunen.kernels.scan.emit import Shape, float_at, record_at, set_float
 from karhunen.kernels.scan.exact import dots, mix, scale_by, soften
 from karhunen.kernels.scan.tokens import largest
-from karhunen.kernels.sources import sources
+from karhunen.kernels.sources import kept_on_disk, sources
 
 TOLERANCE = 2e-5
 """Against naive in float64, of the largest number compared: a score is a float32 sum of some 100 terms, and a weight
@@ -182,7 +182,7 @@ _kept = threading.local()
 def _compiled(token: tuple[tuple[int, ...], ...], made_of: str) -> Any:
     """Kept on disk for these sources (karhunen.kernels.sources)."""
 
-    @cfunc(types.void(types.int64), cache=True)
+    @kept_on_disk(cfunc, types.void(types.int64))
     def attend(problem):
         if made_of:
             _attend(token, problem)

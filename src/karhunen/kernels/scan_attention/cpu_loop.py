@@ -18,7 +18,7 @@ from karhunen.kernels.scan_attention.cpu_block import (
     set_zero,
 )
 from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, PROBLEM, SCRATCH, SPAN
-from karhunen.kernels.sources import sources
+from karhunen.kernels.sources import kept_on_disk, sources
 
 NO_BLOCK = -(1 << 62)
 SCRATCH_BYTES = SCRATCH.itemsize
@@ -249,7 +249,7 @@ def compiled(token: tuple[tuple[int, ...], ...]) -> Any:
 
 
 def _compiled(token: tuple[tuple[int, ...], ...], made_of: str) -> Any:
-    @cfunc(types.void(types.int64), cache=True)
+    @kept_on_disk(cfunc, types.void(types.int64))
     def attend(job):
         if made_of:
             _work(token, job)

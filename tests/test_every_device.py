@@ -26,7 +26,7 @@ from karhunen.evaluation.attention_error import attention_errors, capture
 from karhunen.fitting import fit
 from karhunen.hf.attention import enable
 from karhunen.hf.cache import CompressedCache
-from karhunen.hf.describe import identity_of
+from karhunen.hf.describe import identity_held
 from karhunen.hf.probe import updates
 from karhunen.kernels.paths import available, fastest, forced
 from karhunen.pages.page_codec import PageCodec
@@ -264,9 +264,9 @@ def test_a_session_is_restored_where_each_layer_is(
     run(plain("llama"), tokens(1, 60), held)
     held.save(tmp_path / "session")
     spread = build("llama")
-    identity_of(spread)
-    device.model(spread.model.layers[1])
-    found = CompressedCache.load(spread, tmp_path / "session").coded_layers()
+    with identity_held(spread):
+        device.model(spread.model.layers[1])
+        found = CompressedCache.load(spread, tmp_path / "session").coded_layers()
     places = [{x.device for x in layer.store.tensors().values()} for layer in found]
     assert places == [{torch.device("cpu")}, {device.device}]
     for layer, other in zip(found, held.coded_layers(), strict=True):

@@ -9,7 +9,7 @@ from tests.hf.tiny import build
 
 import karhunen
 from karhunen.calibration.calibrate import calibrate, layers_to_measure
-from karhunen.calibration.steps import MIN_GRADIENT_TOKENS
+from karhunen.calibration.steps import min_gradient_tokens
 from karhunen.calibration.tokens import sequences
 from karhunen.hf.describe import describe
 from karhunen.hf.probe import probe_tokens
@@ -125,13 +125,14 @@ def test_progress_ends_at_all_tokens() -> None:
 
 def test_progress_counts_the_text_once_though_some_of_it_is_also_read_backward() -> None:
     told: list[tuple[int, int]] = []
-    model = build("llama", max_position_embeddings=MIN_GRADIENT_TOKENS)
-    tokens, needs = ids(4, MIN_GRADIENT_TOKENS), karhunen.make("karhunen").needs()
+    needs = karhunen.make("karhunen").needs()
+    n = min_gradient_tokens(needs)
+    model, tokens = build("llama", max_position_embeddings=n), ids(4, n)
     run(
         model,
         tokens,
         needs,
-        sequence_tokens=MIN_GRADIENT_TOKENS,
+        sequence_tokens=n,
         progress=lambda done, total: told.append((done, total)),
     )
     assert len(told) == 4 + 2, "half of a short text is read backward"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from karhunen import recipes
 from karhunen.calibration.calibrate import calibrate
-from karhunen.calibration.steps import MIN_GRADIENT_TOKENS
+from karhunen.calibration.steps import min_gradient_tokens
 from karhunen.fitting import fit
 from karhunen.hf.capture import Observation, capturing
 from karhunen.recipe import Recipe
@@ -106,10 +106,12 @@ def test_texts_too_short_for_gradients_are_refused_before_anything_is_measured(
         raise AssertionError("nothing is to be measured")
 
     monkeypatch.setattr("karhunen.calibration.calibrate._run", run)
-    said = f"one sequence has to have {MIN_GRADIENT_TOKENS} tokens, and the longest of"
-    for n_tokens in (120, 132, MIN_GRADIENT_TOKENS - 1):
-        with pytest.raises(ValueError, match=f"{said} 12 has {n_tokens}; give longer texts"):
-            calibrate(build("llama"), ids(12, n_tokens), recipe(name).needs())
+    needs = recipe(name).needs()
+    least = min_gradient_tokens(needs)
+    for n_tokens in (120, 132, least - 1):
+        said = f"one sequence has to have {least} tokens, and the longest of 12 has {n_tokens}; give longer texts"
+        with pytest.raises(ValueError, match=said):
+            calibrate(build("llama"), ids(12, n_tokens), needs)
 
 
 @pytest.mark.parametrize("first", [True, False])

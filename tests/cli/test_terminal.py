@@ -72,7 +72,7 @@ def command(model: Path, text_file: Path, codec: Path, results: Path, tmp_path: 
         "evaluate": [*of_model, "--task", str(text_file), *few, "--results", str(tmp_path / "results")],
         "leaderboard": [*of_model, "--results", str(results), *SIZES, "--recipe", "full", "--rate", "8", *out],
         "bench": [*of_model, "--codec", str(codec), "--tokens", "64", "--rounds", "1"],
-        "verify": [str(codec), *of_model, *text, *LENIENT],
+        "verify": [str(codec), *of_model, *text, *LENIENT, "--quick"],
         "inspect": [str(codec)],
         "report": [str(results), *out],
         "compare": ["int8", "int2", "--results", str(results)],

@@ -16,8 +16,6 @@ from karhunen.statistics.need import Need
 
 GRADIENT_TOKENS = 6144  # gradients are measured on the first this many tokens: a backward pass costs several forwards
 BACKWARD_FORWARDS = 4  # what the gradients of a sequence cost, in forwards: for the progress told, nothing else
-MIN_GRADIENT_TOKENS = 2 * (NEAR_TOKENS + SINK_TOKENS)
-"""Of a sequence, where the recent window is the usual one."""
 
 
 @final

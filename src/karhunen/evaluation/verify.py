@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, final
 
 import torch
@@ -31,6 +32,7 @@ from karhunen.evaluation.tasks.questions import CONCLUSIVE
 from karhunen.evaluation.tasks.tool_calls import ToolCalls
 from karhunen.hf.describe import identity_of
 from karhunen.hf.probe import text_config
+from karhunen.store.account import Account
 
 EXACT_BITS = 16
 FEW_CALLS = 8  # that the uncompressed model is sure of; with fewer, tool calls say nothing of a codec
@@ -115,7 +117,7 @@ def verify(
         documents = default_documents(tokenizer, "test", **counts, seed=seed, **sizes)
     with part("texts", "tokens") as advance:
         scores, restored = _scored(model, codec, documents, advance)
-    bits = scores[0].report.total.coded_bits_per_element or scores[0].report.total.bits_per_element
+    bits = fmean(bits_of(one.report.total) for one in scores)
     gates = _text_gates(scores, limits)
     if restored:
         kl = float(torch.cat(restored).double().mean())
@@ -144,6 +146,14 @@ def verify(
         quick=size.quick,
     )
     return replace(codec, card=card)
+
+
+def bits_of(held: Account) -> float:
+    """Per element of the coded tokens, of all where none is coded; an exact scalar counts 16 bits."""
+    if not held.n_coded_elements:
+        return EXACT_BITS * held.held / held.dense
+    n_exact = held.exceptions * held.n_elements / held.dense
+    return (8 * (held.codes + held.side) + EXACT_BITS * n_exact) / held.n_coded_elements
 
 
 def _scored(

@@ -34,7 +34,6 @@ EXCEPTIONS = {
     "kernels/exact_attention/__init__.py": "`cpu` is the name of a path",
     "kernels/step_attention/__init__.py": "`cpu` is the name of a path",
     "calibration/free_memory.py": "asks each kind of device for its memory",
-    "calibration/host.py": "says what the host shares with its device",
     "calibration/parallel.py": "asks a process group which devices it sends from",
     "calibration/placement.py": "reads the devices that a user names",
     "cli/options.py": "the default of an option",

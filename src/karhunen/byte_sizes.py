@@ -6,6 +6,8 @@ from math import isfinite
 STEPS = ("", "K", "M", "G", "T")
 WRITTEN = re.compile(r"([0-9.]+(?:E[+-]?[0-9]+)?)\s*([KMGT]?)(I?)B?")
 DECIMAL, BINARY = 1000, 1024
+LEAST_BARE = 10**6
+"""The least number that is taken for bytes where no unit is written: whoever writes 24 means 24 GB."""
 
 
 def bytes_of(text: str) -> int:
@@ -39,6 +41,7 @@ def _number(given: str, size: str, wanted: str) -> int:
         number = float(found[1]) * (BINARY if binary else DECIMAL) ** step if found else 0.0
     except ValueError:
         number = 0.0
-    if number < 1 or not isfinite(number) or (found and found[3] and not found[2]):
+    least = 1 if found and found[2] else LEAST_BARE
+    if number < least or not isfinite(number) or (found and found[3] and not found[2]):
         raise ValueError(f"{given!r} is no {wanted}")
     return int(number)

@@ -5,11 +5,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from karhunen.device import computes_float64
 from karhunen.statistics.need import Statistic
 
 S = TypeVar("S", bound=Statistic)
-
-WITHOUT_FLOAT64 = ("mps", "xla")
 
 
 def on_host(statistic: S) -> S:
@@ -20,4 +19,4 @@ def on_host(statistic: S) -> S:
 
 def with_float64(x: Tensor) -> Tensor:
     """The tensor where float64 exists: on its own device, or in the host's memory."""
-    return x.cpu() if x.device.type in WITHOUT_FLOAT64 else x
+    return x if computes_float64(x.device) else x.cpu()

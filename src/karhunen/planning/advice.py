@@ -83,8 +83,10 @@ def _worth(
     ratio, nominal = coded.ratio, _nominal(rate, shape)
     share = "" if weights is None else f"the cache is {dense.held_bytes / (dense.held_bytes + weights):.0%} of memory; "
     if work.context < SHORT_TOKENS:
-        why = f"{share}{rate.name} makes it {ratio:.1f} times smaller here, not {nominal:.1f}"
-        return Remark("little to gain below 4,096 tokens", f"{why}: what the window keeps exact weighs most")
+        why = f"{share}{rate.name} makes it {ratio:.1f} times smaller here"
+        if f"{ratio:.1f}" != f"{nominal:.1f}":
+            why += f", not {nominal:.1f}: what the window keeps exact weighs most"
+        return Remark("little to gain below 4,096 tokens", why)
     faster = ""
     if dense.step_seconds and coded.step_seconds:
         faster = f", and its decode step's floor {dense.step_seconds / coded.step_seconds:.1f} times shorter"

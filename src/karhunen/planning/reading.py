@@ -18,7 +18,7 @@ BOTH = ("hybrid", "hybrid_sliding")  # keys and values beside a state
 NOTHING = ("dummy", "moe", "mlp")  # no cache of their own
 KNOWN = ("full_attention", *SLIDING, *STATES, "hybrid", *NOTHING)
 PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
-"""Of `model_type`: each so-manieth layer is full, the others slide."""
+"""Of `model_type`: every n-th layer is full, the others slide."""
 BIASED = ("phi", "gpt2", "opt", "gpt_oss")  # the class has a key bias whatever config.json says; so has every Qwen2
 BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")

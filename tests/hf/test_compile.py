@@ -15,7 +15,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from karhunen.attention import fused
-from karhunen.hf.attention import attention_to, enable
+from karhunen.hf.attention import enable
+from karhunen.hf.byte_reads import attention_to
 from karhunen.hf.cache import CompressedCache
 from karhunen.hf.compressed import compressed
 from karhunen.hf.in_graph import hands_over, register_operators

@@ -23,7 +23,6 @@ from karhunen.calibration.resume import Partial
 from karhunen.calibration.steps import Step, gradient_pieces, min_gradient_tokens, steps_of
 from karhunen.calibration.tokens import sequences
 from karhunen.hf.describe import describe
-from karhunen.hf.gradients import refuse_gradients
 from karhunen.hf.probe import n_positions
 from karhunen.hf.rotary import detect_rotary
 from karhunen.hf.sizes import ModelSizes, sizes_of
@@ -86,8 +85,6 @@ def calibrate(
             identity, rotaries = describe(model), detect_rotary(model)
             plan = Plan(identity, rotaries, wanted, _measured_layers(identity, layers, wanted), min_tokens)
             plan.check()
-            if plan.gradient_needs:
-                refuse_gradients(model)
             check_seen(model, wanted, plan.layers)
             length = min(sequence_tokens, n_positions(model))
             pieces = _pieces(plan, sequences(texts, tokenizer, length, max_tokens, plan.skip_tokens + 2))

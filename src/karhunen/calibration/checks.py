@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from karhunen.hf.gradients import refuse_gradients
 from karhunen.hf.suits import unseen_layers
 from karhunen.statistics.need import Kind, Need
 from karhunen.values import refuse_unless_whole
@@ -56,12 +57,7 @@ def check_differentiable(model: nn.Module) -> None:
             "this recipe measures gradients, which torch.inference_mode() rules out; load the model and calibrate "
             "outside of it (torch.no_grad() does no harm)"
         )
-    head: Any = cast("Any", model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if head is None:
-        raise ValueError(
-            f"{type(model).__name__} has no output embedding, so its predictions cannot be differentiated; load the "
-            "model with its head (AutoModelForCausalLM), or use a recipe without the Fisher metric, such as nova_kv"
-        )
-    weight = getattr(head, "weight", None)
+    refuse_gradients(model)
+    weight = getattr(cast("Any", model).get_output_embeddings(), "weight", None)
     if isinstance(weight, Tensor) and not weight.is_meta and not bool(weight.isfinite().all()):
         raise ValueError("the model's output embedding holds NaN or infinity, so it predicts nothing; load it anew")

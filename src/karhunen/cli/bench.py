@@ -157,7 +157,7 @@ def _show(screen: Screen, document: dict[str, Any]) -> None:
     copies = document["copy_gb_per_second"].items()
     moved = ", ".join(f"{rate:.1f} GB/s {f'with {n} thread(s)' if n.isdigit() else f'on {n}'}" for n, rate in copies)
     screen.say(
-        f"{document['device']}, {document['kernels']}; a copy in memory moves {moved}; medians of "
+        f"{document['device']}, kernels of the {document['kernels']}; a copy in memory moves {moved}; medians of "
         f"{document['rounds']} rounds, torch {made['versions'].get('torch', '?')}, commit {made['commit'] or 'unknown'}"
     )
 

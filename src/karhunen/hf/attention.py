@@ -23,6 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from karhunen.attention import fused
+from karhunen.hf.byte_reads import read_bytes
 from karhunen.hf.capture import can_be_routed, own_attention
 from karhunen.hf.history import HistoryTensor
 from karhunen.hf.implementation import borrow
@@ -83,25 +84,13 @@ def _attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Where nothing is compiled."""
     if isinstance(key, HistoryTensor) and isinstance(value, HistoryTensor):
-        history = key.history
         reason = _refusal(module, query, key, value, attention_mask, arguments)
         if not reason:
+            settings = (_sinks(module, arguments), _scale(query, arguments), arguments.get("softcap"))
             try:
-                out = fused.attend(
-                    history.reader,
-                    history.snapshot,
-                    query.detach(),
-                    scale=_scale(query, arguments),
-                    softcap=arguments.get("softcap"),
-                    mask=attention_mask,
-                    sinks=_sinks(module, arguments),
-                    over_coded=history.over_coded(attention_mask),
-                )
+                return read_bytes(key.history, query.detach(), attention_mask, *settings), None
             except fused.NotReadableError as refused:
                 reason = refused.reason
-            else:
-                history.on_read(history.reader.description)
-                return out.transpose(1, 2).contiguous(), None
         key, value = key.dense(reason), value.dense(reason)
     return _plain(module, query, key, value, attention_mask, arguments)
 
@@ -132,55 +121,6 @@ def _is_plain(module: nn.Module, key: Any, arguments: dict[str, Any]) -> bool:
     """Whether a traced call is sdpa's of transformers."""
     asks_more = arguments.get("softcap") is not None or _sinks(module, arguments) is not None
     return type(key) is Tensor and not asks_more and _computes_sdpa(type(module))
-
-
-def attention_to(
-    given: tuple[Tensor, Tensor],
-    query: Tensor,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
-    """Attention [b m q e] to what a layer gave, from its bytes; decoded where those cannot be read under this mask,
-    and the cache's report says why."""
-    key, value = given
-    reason = ""
-    if isinstance(key, HistoryTensor) and isinstance(value, HistoryTensor):
-        history = key.history
-        settings: dict[str, Any] = {"scale": scale, "softcap": softcap, "mask": mask, "sinks": sinks}
-        try:
-            out = fused.attend(history.reader, history.snapshot, query, over_coded=history.over_coded(mask), **settings)
-        except fused.NotReadableError as refused:
-            reason = refused.reason
-        else:
-            history.on_read(history.reader.description)
-            return out.transpose(1, 2).contiguous()
-        key, value = key.dense(reason), value.dense(reason)
-    return _by_definition(query, key, value, mask, sinks, scale, softcap).transpose(1, 2).contiguous()
-
-
-def _by_definition(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None, scale: float,
-    softcap: float | None,
-) -> Tensor:  # fmt: skip
-    """Softmax written out, in float32; without a mask a token sees all before it."""
-    h, m, n = key.shape[1], query.shape[2], key.shape[2]
-    grouped = query.float().unflatten(1, (h, -1))
-    scores = grouped @ key[:, :, None].float().mT * scale  # [b h q m n]
-    if softcap is not None:
-        scores = softcap * (scores / softcap).tanh()
-    if mask is None:
-        mask = torch.ones(1, 1, m, n, dtype=torch.bool, device=query.device).tril(n - m)
-    terms = (
-        torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
-    )
-    scores = scores + (terms[:, :, None] if terms.shape[1] == 1 else terms.unflatten(1, (h, -1)))
-    if sinks is not None:
-        sink = sinks.float().view(h, -1)[None, :, :, None, None].expand(*scores.shape[:-1], 1)
-        scores = torch.cat([scores, sink], dim=-1)
-    weights = scores.softmax(-1)[..., :n]
-    return (weights @ value[:, :, None].float()).flatten(1, 2).to(query.dtype)
 
 
 def _refusal(

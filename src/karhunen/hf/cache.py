@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Dynam
 from karhunen.attention.reader import reader_of
 from karhunen.codec import Codec, LayerCodec
 from karhunen.device import HOST
-from karhunen.hf.attention import NAME, attention_to, register
+from karhunen.hf.attention import NAME, register
 from karhunen.hf.describe import identity_of
 from karhunen.hf.history import History, HistoryTensor, Masks
 from karhunen.hf.hooks import before_forward
@@ -128,18 +128,6 @@ class CompressedLayer(DynamicLayer):
                 reader = reader_of(self.store.codec, self.store.snapshot())
                 mode = "bytes" if reader.mode != "decoded" else mode
         self.graph.begin(self, mode)
-
-    def attended_to(
-        self,
-        given: tuple[Tensor, Tensor],
-        query: Tensor,
-        mask: Tensor | None,
-        sinks: Tensor | None,
-        scale: float,
-        softcap: float | None,
-    ) -> Tensor:
-        """Attention [b m q e] of the newest tokens to what `updated` gave, for a compiled forward."""
-        return attention_to(given, query, mask, sinks, scale, softcap)
 
     @property
     def reads_queries(self) -> bool:

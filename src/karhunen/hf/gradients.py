@@ -65,8 +65,12 @@ def read_gradients(
 def refuse_gradients(model: nn.Module) -> None:
     """ValueError for a model without an output embedding to predict with, and for one whose layers share keys and
     values over several devices: a copy does not say whose it is."""
-    if cast("Any", model).get_output_embeddings() is None:
-        raise ValueError(f"{type(model).__name__} has no output embedding, so its predictions cannot be differentiated")
+    head: Any = cast("Any", model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if head is None:
+        raise ValueError(
+            f"{type(model).__name__} has no output embedding, so its predictions cannot be differentiated; load the "
+            "model with its head (AutoModelForCausalLM), or use a recipe without the Fisher metric, such as nova_kv"
+        )
     sharing = any(getattr(module, "is_kv_shared_layer", False) for module in model.modules())
     if sharing and len(devices := set(layer_devices(model).values())) > 1:
         raise ValueError(

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from transformers import DynamicCache
 
 from karhunen.device import HOST
+from karhunen.hf.byte_reads import attention_to
 from karhunen.hf.capture import Attention, can_be_routed, routed_attention
 from karhunen.hf.probe import forward, inference, probe_tokens, text_config, uncompiled, untraced
 
@@ -126,7 +127,7 @@ def _attend(
     e: int,
 ) -> Tensor:
     layer = _layer(handle)
-    return layer.attended_to(layer.graph.taken(), query, mask, sinks, scale, softcap)
+    return attention_to(layer.graph.taken(), query, mask, sinks, scale, softcap)
 
 
 @cache

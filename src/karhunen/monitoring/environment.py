@@ -17,7 +17,7 @@ from typing import Any, final
 import torch
 
 from karhunen import kernels
-from karhunen.device import HOST, computes_float64
+from karhunen.device import HOST, computes_float64, present
 from karhunen.hf.embedded import MODELS, default_cache_dir, is_cached
 from karhunen.kernels.paths import PATHS, fastest
 
@@ -131,12 +131,11 @@ def _version(name: str) -> str | None:
 
 
 def _devices() -> tuple[str, ...]:
-    found = [HOST.type]
-    for i in range(torch.cuda.device_count()):
+    kinds = present()
+    found = [kind if n == 1 else f"{kind}, {n} of them" for kind, n in kinds.items() if kind != "cuda"]
+    for i in range(kinds.get("cuda", 0)):
         properties: Any = torch.cuda.get_device_properties(i)
         found.append(f"cuda:{i} {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
-    if torch.backends.mps.is_available():
-        found.append("mps")
     return tuple(found)
 
 

@@ -65,6 +65,7 @@ def test_as_many_tokens_are_left_as_have_to_be_exact() -> None:
     scheduler = half(holding(4), recent_tokens=PAGE + 1)
     assert answer(scheduler, request(4 * PAGE)) == (2 * PAGE, True)
     assert answer(scheduler, request(4 * PAGE + 1, "b")) == (3 * PAGE, True)
+    assert scheduler.orders({"b": 4 * PAGE}, blocks_of()).computes
     assert scheduler.orders({"b": 4 * PAGE}, blocks_of()).saves == [], "it is all in the store"
 
 
@@ -172,7 +173,9 @@ def test_a_load_names_pages_and_blocks() -> None:
     scheduler, asked = half(holding(4)), request(10 * PAGE)
     assert answer(scheduler, asked, n_local=PAGE + BLOCK)[0] == 3 * PAGE - BLOCK
     scheduler.allocated(asked, [TABLE[:8]], 3 * PAGE - BLOCK)
-    (load,) = scheduler.orders({}, blocks_of()).loads
+    orders = scheduler.orders({}, blocks_of())
+    assert not orders.computes, "the engine only asks how loads are doing"
+    (load,) = orders.loads
     assert (load.first_page, load.start, load.stop) == (1, PAGE + BLOCK, 4 * PAGE)
     assert load.keys == tuple(scheduler.names.keys(asked.all_token_ids)[1:4])
     assert load.blocks == (tuple(TABLE[:8]),)

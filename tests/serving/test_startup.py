@@ -151,6 +151,8 @@ def test_layers_without_a_number_are_refused(name: str) -> None:
         ({"codec": "a", "store": "b", "lookup_seconds": -1}, "in seconds"),
         ({"codec": "a", "store": "b", "recent_tokens": -1}, "whole number from 0 on"),
         ({"codec": "a", "store": "b", "accuracy_every": -1}, "whole number from 0 on"),
+        ({"codec": "a", "store": "b", "coding_share": 0}, "share above 0"),
+        ({"codec": "a", "store": "b", "coding_share": 2.5}, "at most 1"),
     ],
     ids=str,
 )

@@ -33,7 +33,7 @@ def load(cache: Cache, start: int = 0, first_page: int = 0, keys: tuple[str, ...
     cache.worker.start_loads(Orders(loads=[order]))
     ended = Outcome()
     for _ in range(300):
-        ended = cache.worker.ended()
+        ended = cache.worker.ended(Orders())
         if ended.finished:
             return ended
         threading.Event().wait(0.02)
@@ -116,7 +116,7 @@ def test_another_models_pages_are_refused() -> None:
     cache.worker.wait(30)
     other = Cache(plan_of(FULL, FULL), store)
     other.worker.start_loads(Orders("b" * 32, [Load("a", KEYS, 0, 0, N, (tuple(INTO),))]))
-    while not (ended := other.worker.ended()).finished:
+    while not (ended := other.worker.ended(Orders())).finished:
         threading.Event().wait(0.02)
     assert ended.invalid_blocks == set(INTO) and not bool(other.read(0, INTO)[0].any())
     assert "other weights" in other.store.counts.last_reason

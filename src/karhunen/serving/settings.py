@@ -25,7 +25,8 @@ class ServingSettings:
     at once. `recent_tokens`: at least so many tokens at a prompt's end are read, not restored, and so exact; None: as
     many as the codec's window keeps exact. `lookup_seconds`: a store that has not answered by then holds nothing.
     `timeout_seconds`: of Redis. `accuracy_every`: of so many pages that are coded, one is decoded again and compared
-    (`attention_accuracy_delta`); 0: none.
+    (`attention_accuracy_delta`); 0: none. `coding_share`: of the coding thread's time beside an engine that computes
+    steps; it takes all its time while the engine is idle, and while more than half of `max_queued_bytes` waits.
     """
 
     codec: str
@@ -38,6 +39,7 @@ class ServingSettings:
     lookup_seconds: float = 2.0
     timeout_seconds: float = 5.0
     accuracy_every: int = 0
+    coding_share: float = 0.2
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ServingSettings":
@@ -55,6 +57,8 @@ class ServingSettings:
                 raise ValueError(f"{name}={value!r} of karhunen is not a whole number from 0 on")
             if name.endswith("_seconds") and (not isinstance(value, int | float) or value <= 0):
                 raise ValueError(f"{name}={value!r} of karhunen is not a time above 0, in seconds")
+            if name == "coding_share" and (not isinstance(value, int | float) or not 0 < value <= 1):
+                raise ValueError(f"coding_share={value!r} of karhunen is not a share above 0, at most 1")
         return cls(**data)
 
     def load_codec(self) -> Codec:

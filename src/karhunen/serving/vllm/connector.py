@@ -108,7 +108,7 @@ class KarhunenConnector(KVConnectorBase_V1, SupportsHMA):  # pyright: ignore[rep
         """Loads that have ended."""
         if self._worker is None:
             return KVConnectorTransferResults()
-        outcome = self._worker.ended()
+        outcome = self._worker.ended(self._orders())
         self._invalid_blocks = outcome.invalid_blocks
         return KVConnectorTransferResults(finished_recving=outcome.finished, failed_recving=outcome.failed)
 

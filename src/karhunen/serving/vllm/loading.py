@@ -10,7 +10,7 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Condition
 from typing import final
 
 import torch
@@ -40,16 +40,20 @@ class Loader:
     def __init__(self, shared: Shared, loads_at_a_time: int) -> None:
         self.shared = shared
         self._pool = ThreadPoolExecutor(loads_at_a_time, thread_name_prefix="karhunen-load")
-        self._lock = Lock()
+        self._changed = Condition()
+        self._running = 0
         self._outcome = Outcome()
 
     def put(self, load: Load) -> None:
         """To be carried out."""
+        with self._changed:
+            self._running += 1
         self._pool.submit(self._run, load)
 
-    def take(self) -> Outcome:
-        """What has ended since the last call."""
-        with self._lock:
+    def take(self, seconds: float = 0.0) -> Outcome:
+        """What has ended since the last call; while loads run and none has ended, wait so long for one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._outcome.finished or not self._running, seconds)
             outcome, self._outcome = self._outcome, Outcome()
         return outcome
 
@@ -68,7 +72,9 @@ class Loader:
             _LOG.warning("a prefix was not loaded: %s: %s", type(error).__name__, error)
         self.shared.recorder.time("decode_seconds", time.perf_counter() - start)
         self.shared.recorder.add("pages_loaded", n_good)
-        with self._lock:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
             self._outcome.finished.add(load.request)
             if n_good < len(load.keys):
                 self.shared.recorder.add("load_failures")

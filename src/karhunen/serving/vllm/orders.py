@@ -45,9 +45,11 @@ class SaveWindow:
 @final
 @dataclass
 class Orders:
-    """Of one step. `weights` is the fingerprint of the model, which the scheduler's half makes once for all ranks."""
+    """Of one step. `weights` is the fingerprint of the model, which the scheduler's half makes once for all ranks;
+    `computes` says whether the step has tokens to compute, or only asks how loads are doing."""
 
     weights: str = ""
     loads: list[Load] = field(default_factory=list[Load])
     saves: list[Save] = field(default_factory=list[Save])
     windows: list[SaveWindow] = field(default_factory=list[SaveWindow])
+    computes: bool = True

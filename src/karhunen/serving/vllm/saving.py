@@ -3,6 +3,7 @@
 step ─▶ copies ─▶ queue (bounded in bytes) ─▶ thread: vectors ─▶ pages ─▶ store
 
 What does not fit the queue is not stored, and counted: a request is never kept waiting for its pages to be written.
+Layers are coded one by one with a rest behind each (pace.py), none while more than half of the queue is full.
 """
 
 import logging
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor
 
 from karhunen.device import HOST
+from karhunen.pages.cut import join_layers
 from karhunen.pages.plan import KeysValues
 from karhunen.serving.own_exact import own_exact
 from karhunen.serving.vllm.accuracy import AccuracySampler
 from karhunen.serving.vllm.layout import EngineLayout
+from karhunen.serving.vllm.pace import Pace
 from karhunen.serving.vllm.paged import PagedLayer
 from karhunen.serving.vllm.shared import Shared
 
@@ -49,8 +52,9 @@ class Copied:
 class Saver:
     """Codes what it is given, one after the other, in a thread of its own. `close` lets it finish."""
 
-    def __init__(self, shared: Shared, max_queued_bytes: int, accuracy_every: int = 0) -> None:
+    def __init__(self, shared: Shared, max_queued_bytes: int, pace: Pace, accuracy_every: int = 0) -> None:
         self.shared = shared
+        self.pace = pace
         self.sampler = AccuracySampler(shared.pages, shared.recorder, accuracy_every)
         self.max_queued_bytes = max_queued_bytes
         self._queue: SimpleQueue[Copied | None] = SimpleQueue()
@@ -112,11 +116,26 @@ class Saver:
         positions = torch.arange(
             (copied.first_page + run.start) * size, (copied.first_page + run.stop) * size, device=HOST
         )
-        made = self.shared.pages.encode_pages(vectors, positions, size, own_exact(self.shared.pages, vectors, size))
+        made = self._encode(vectors, positions)
         dense = sum(key.nbytes + value.nbytes for key, value in vectors.values()) // len(run)
         for i in missing:
             self._keep(keys[i], made[i - run.start], dense)
             self.sampler.coded(made[i - run.start], vectors, (i - run.start) * size)
+
+    def _encode(self, vectors: Mapping[int, KeysValues], positions: Tensor) -> list[bytes]:
+        """As `encode_pages` of all layers, with rests."""
+        size = self.shared.layout.page_tokens
+        exact = own_exact(self.shared.pages, vectors, size)
+        by_layer: list[list[bytes]] = []
+        for layer, given in vectors.items():
+            start = time.perf_counter()
+            by_layer.append(self.shared.pages.encode_pages({layer: given}, positions, size, exact))
+            self.pace.rest(time.perf_counter() - start, self._is_behind())
+        return [join_layers(pages) for pages in zip(*by_layer, strict=True)]
+
+    def _is_behind(self) -> bool:
+        with self._changed:
+            return self._queued_bytes > self.max_queued_bytes // 2
 
     def _keep(self, key: str, data: bytes, dense_bytes: int) -> None:
         if self.shared.store.kept(key, data):

@@ -116,7 +116,7 @@ class SchedulerHalf:
 
     def orders(self, scheduled: Mapping[str, int], blocks_of: BlocksOf) -> Orders:
         """Of the step that computes so many tokens of each request."""
-        orders = Orders(self.weights, self._pending)
+        orders = Orders(self.weights, self._pending, computes=any(scheduled.values()))
         self._pending = []
         if self.saves:
             for name, n_tokens in scheduled.items():

@@ -11,6 +11,7 @@ from karhunen.serving.page_names import window_key
 from karhunen.serving.vllm.layout import Group
 from karhunen.serving.vllm.loading import Loader, Outcome
 from karhunen.serving.vllm.orders import Orders, SaveWindow
+from karhunen.serving.vllm.pace import Pace
 from karhunen.serving.vllm.paged import PagedLayer
 from karhunen.serving.vllm.saving import Copied, Saver, copies
 from karhunen.serving.vllm.shared import Shared
@@ -20,6 +21,8 @@ from karhunen.serving.vllm.window import WindowPages
 from karhunen.stores import Counted
 
 SECONDS_TO_FINISH = 30.0
+IDLE_SECONDS = 0.01
+"""What a request that arrives beside a load waits at most for its first step."""
 
 
 @final
@@ -34,6 +37,7 @@ class WorkerHalf:
             shape = plan.codec.model.layers[index]
             block = plan.layout.groups[plan.layout.group_of[index]].block_tokens
             self.layers[index] = PagedLayer(attention[name], views[name], block, shape.key_dim, shape.value_dim)
+        self._pace = Pace(plan.settings.coding_share)
         self._saver: Saver | None = None
         self._loader: Loader | None = None
 
@@ -44,6 +48,8 @@ class WorkerHalf:
 
     def save(self, orders: Orders) -> None:
         """After the step's forward: the blocks hold its tokens now and may be given away before the next."""
+        if orders.computes:
+            self._pace.step()
         if not (orders.saves or orders.windows) or not self.plan.shard.writes:
             return
         start = time.perf_counter()
@@ -59,9 +65,10 @@ class WorkerHalf:
                 self._save_window(saver, window)
         self.recorder.time("snapshot_seconds", time.perf_counter() - start)
 
-    def ended(self) -> Outcome:
-        """Loads that have ended since the last step."""
-        return Outcome() if self._loader is None else self._loader.take()
+    def ended(self, orders: Orders) -> Outcome:
+        """Loads that have ended since the last step. The engine asks without a pause while it has nothing to compute,
+        and would keep the interpreter from the threads that load: then the answer waits a little for one to end."""
+        return Outcome() if self._loader is None else self._loader.take(0.0 if orders.computes else IDLE_SECONDS)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Until all that was copied is stored."""
@@ -115,7 +122,7 @@ class WorkerHalf:
     def _saver_of(self, orders: Orders) -> Saver:
         if self._saver is None:
             settings = self.plan.settings
-            self._saver = Saver(self._shared(orders), settings.max_queued_bytes, settings.accuracy_every)
+            self._saver = Saver(self._shared(orders), settings.max_queued_bytes, self._pace, settings.accuracy_every)
         return self._saver
 
     def _loader_of(self, orders: Orders) -> Loader:

@@ -22,6 +22,8 @@ from karhunen.hf.compressed import compressed
 from karhunen.hf.in_graph import hands_over, register_operators
 
 N_PROMPT, N_STEPS = 40, 9
+FUSED = 1e-4
+"""Of the largest logit: a compiler adds up in an order of its own."""
 BEFORE_THE_FORWARD = {"_note_offsets"}
 READS_QUERIES = {"_in_python", "_shown_attention", "enter", "leave"}
 """Left to Python too where a window looks at queries."""
@@ -128,15 +130,37 @@ def step_of(name: str) -> tuple[Any, Tensor]:
     return (held, layer), torch.randn(2, 4, 3, 12, generator=generator)
 
 
-def test_operators_are_what_they_say_to_a_compiler() -> None:
-    register_operators()
-    (held, layer), query = step_of("karhunen")
-    assert layer.graph.mode == "bytes"
-    n, kept = held.get_seq_length(), ("test_schema", "test_faketensor")
+def arguments_of(operator: str, held: CompressedCache, layer: Any, query: Tensor) -> tuple[Any, ...]:
+    """Of one call, for what the layer holds now."""
+    n, vectors = held.get_seq_length(), torch.ones(2, 2, 1, 12)
     seen = torch.ones(2, 1, 3, n, dtype=torch.bool).tril(n - 3)
-    arguments = layer.graph.handle, query, seen, None, 0.3, None, 12
-    torch.library.opcheck(torch.ops.karhunen.attend.default, arguments, test_utils=kept)
-    vectors = torch.ones(2, 2, 1, 12)
+    return {
+        "append": (layer.graph.handle, vectors, vectors),
+        "dense": (layer.graph.handle, vectors, vectors, n + 1),
+        "attend": (layer.graph.handle, query, seen, None, 0.3, None, 12),
+    }[operator]
+
+
+@pytest.mark.parametrize(
+    ("operator", "name", "mode"),
+    [("append", "karhunen", "bytes"), ("attend", "karhunen", "bytes"), ("append", "kivi", "dense"),
+     ("dense", "kivi", "dense")],
+)  # fmt: skip
+def test_operators_are_what_they_say_to_a_compiler(operator: str, name: str, mode: str) -> None:
+    """Schema, and what a compiler is told of the result; a call takes tokens in, so each check has its own."""
+    register_operators()
+    (held, layer), query = step_of(name)
+    assert layer.graph.mode == mode
+    for check in ("test_schema", "test_autograd_registration", "test_faketensor"):
+        op = getattr(torch.ops.karhunen, operator).default
+        torch.library.opcheck(op, arguments_of(operator, held, layer, query), test_utils=check)
+        layer.graph.given = layer.graph.given or layer.updated(*(torch.ones(2, 2, 1, 12),) * 2)
+
+
+def test_operators_say_whose_cache_is_gone_and_how_much_is_decoded() -> None:
+    register_operators()
+    (held, layer), _ = step_of("kivi")
+    n, vectors = held.get_seq_length(), torch.ones(2, 2, 1, 12)
     key, value = torch.ops.karhunen.dense(layer.graph.handle, vectors, vectors, n + 1)
     assert key.shape == value.shape == (2, 2, n + 1, 12)
     with pytest.raises(ValueError, match="the cache of this forward is gone"):
@@ -160,6 +184,25 @@ def test_a_mask_that_bytes_cannot_be_read_under_is_served_decoded(softcap: float
     other[:, :, 1, 5] = False
     attention_to(layer.graph.given, query, other, **settings)
     assert layer.how_read == "decoded (the mask differs between queries over coded tokens)"
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("aot_eager", "karhunen"), ("aot_eager", "kivi"), pytest.param("inductor", "karhunen", marks=pytest.mark.long)],
+)
+def test_other_compilers_keep_every_call_and_their_order(backend: str, name: str) -> None:
+    """They trace through autograd and drop what nobody reads; inductor also makes code of its own."""
+    model, found = build("llama"), []
+    enable(model)
+    made = fitted("llama", name)
+    for m in (model, torch.compile(model, backend=backend)):
+        counters.clear()
+        held = CompressedCache(m, made)
+        found.append(torch.cat([run(m, tokens(2, n, seed=n), held) for n in (N_PROMPT, 1, 1)], dim=1))
+        assert held.get_seq_length() == N_PROMPT + 2
+        assert any(row.n_coded for row in held.report().layers)
+    assert counters["stats"]["unique_graphs"] > 0
+    assert_near(found[1], found[0], FUSED)
 
 
 def test_padded_rows_in_a_compiled_model() -> None:

@@ -1,9 +1,7 @@
 """The same tokens on a device that refuses to meet the host: the same bytes, the same answers, no waiting in a step."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,6 @@ from karhunen.statistics.need import SLOTS
 from karhunen.store import snapshot
 from karhunen.store.layer_store import LayerStore
 from karhunen.windows.base import Window
-from karhunen.windows.small_norm import NormBelow
 
 TOLERANCE = 1e-6
 """The fake device computes as the host does, but for the order of a sum where chunks are merged."""
@@ -324,37 +321,3 @@ def test_no_float32_copy_of_a_bfloat16_cache_is_made(
         widest.append(device.widest)
         assert held.get_seq_length() * 24 * 4 > device.widest or n == 160
     assert widest[0] == widest[1] > 0
-
-
-# waiting
-
-
-@pytest.mark.parametrize(("padded", "dtype"), list(product([False, True], [torch.float32, torch.bfloat16])))
-def test_a_step_waits_for_nothing_and_a_flush_once_a_layer(padded: bool, dtype: torch.dtype) -> None:
-    """Also where tokens are kept exact by a rule, and where a batch is padded. Left out is the first step, which lays
-    out the codec's tables for the device."""
-    with torch.no_grad(), fake_device() as device:
-        model = moved(device, "llama", dtype=dtype)
-        made = fitted("llama", "karhunen")
-        keeping = {i: replace(layer, exceptions=NormBelow("value", 1.0, 0.1)) for i, layer in made.layers.items()}
-        made = replace(made, layers=keeping)
-        held = CompressedCache(model, made)
-        b, page = 2, made.window.group_tokens(1)
-        mask = torch.ones(b, N_PROMPT + 3 * page, dtype=torch.int64)
-        mask[1, : 9 * padded] = 0
-        at = (mask.cumsum(-1) - 1).clamp_min(0).to(device.device)
-        mask = mask.to(device.device)
-        steps: list[tuple[bool, list[str]]] = []
-        for start, stop in [(0, N_PROMPT), *((n, n + 1) for n in range(N_PROMPT, N_PROMPT + 3 * page))]:
-            given = {"attention_mask": mask[:, :stop]} if padded else {}
-            ids, n_coded = tokens(b, stop - start).to(device.device), held.coded_layers()[0].store.n_coded
-            device.waits.clear()
-            run(model, ids, held, position_ids=at[:, start:stop], **given)
-            steps.append((held.coded_layers()[0].store.n_coded > n_coded, list(device.waits)))
-        report = held.report()
-        assert all(row.account.exceptions for row in report.layers)
-    assert all(row.how_read == "bytes, naive path (forced)" for row in report.layers)
-    assert [waits for flushed, waits in steps[2:] if not flushed] == [[]] * (3 * page - 4)
-    for waits in [waits for flushed, waits in steps[2:] if flushed]:
-        assert len(waits) == len(report.layers) + 1, waits  # a look at each layer's tokens, and where they stand
-        assert all(wait.startswith("a copy from cuda to cpu") for wait in waits), waits

@@ -118,9 +118,11 @@ class BoundFrames:
 
 
 def plan_queries(
-    query: Float[Tensor, "b h r d"], frames: Frames, tables: ByteTables, first_block: int, n_blocks: int, scale: float
-) -> tuple[Queries, int, Call]:
-    """The rows of each table's heads in its columns, which biases there are (see `Terms`), and the launch."""
+    query: Float[Tensor, "b h r d"], frames: Frames, tables: ByteTables, first_block: int, n_blocks: int, scale: float,
+    folded: bool = False,
+) -> tuple[Queries, int, Call]:  # fmt: skip
+    """The rows of each table's heads in its columns, which biases there are (see `Terms`), and the launch. `folded`:
+    also room for the tables that they are folded into."""
     b, h, r, _ = query.shape
     bound, device = BoundFrames.of(frames, tables, query.device), query.device
     groups, rows = (h, r) if tables.n_heads == h else (1, h * r)
@@ -130,6 +132,7 @@ def plan_queries(
         torch.empty(b, groups, n_blocks, rows, shape.columns, dtype=torch.float16, device=device),
         torch.empty(b, groups, rows, device=device),
         torch.empty(b, groups, n_blocks, rows, shape.biases, device=device),
+        torch.empty(b, groups, n_blocks, shape.columns // 4 * folded, 32, rows, dtype=torch.float16, device=device),
     )
     turn = angles_of(frames, first_block, n_blocks, device)
     extent = FrameExtent(h, r, groups, rows, n_blocks, scale)

@@ -48,8 +48,8 @@ BUDGET_SECONDS = 300
 """No case starts later."""
 TABLES = ("additive", "free", "overlapping", "float16")
 SPEED_KINDS = ("additive", "additive, folded", *TABLES[1:])
-"""Variants side by side. Folded: the query is multiplied with 32 rows of each quad once a block, and a byte's score is the
-sum of two of the products; the others decode entries and multiply them on tensor cores."""
+"""Variants side by side. Folded: the query is multiplied with 32 rows of each quad once a block, and a byte's score is
+the sum of two of the products; the others decode entries and multiply them on tensor cores."""
 LENGTHS_AND_BATCHES = (  # most telling first
     (131072, 8), (32768, 8), (8192, 1), (131072, 1), (131072, 32), (32768, 32), (8192, 32), (8192, 8), (32768, 1)
 )  # fmt: skip

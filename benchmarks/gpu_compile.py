@@ -41,7 +41,8 @@ from karhunen.kernels.triton_launch import Call  # noqa: E402
 ARCHITECTURES = (80, 90, 100)
 COLUMNS = ("kernel", "arch", "registers", "shared_bytes", "spills", "instructions", "tensor", "commit")
 HEADINGS = (
-    "kernel", "architecture", "registers", "shared memory, bytes", "spills", "instructions", "of tensor cores", "commit",
+    "kernel", "architecture", "registers", "shared memory, bytes", "spills", "instructions", "of tensor cores",
+    "commit",
 )  # fmt: skip
 FILES = ROOT / "results/measured/gpu_kernels.json", ROOT / "docs/gpu_kernels.md"
 TYPES = {

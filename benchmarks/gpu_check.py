@@ -46,7 +46,10 @@ from karhunen.kernels.byte_tables import ByteTables  # noqa: E402
 
 BUDGET_SECONDS = 300
 """No case starts later."""
-SPEED_KINDS = ("additive", "free", "overlapping", "float16")
+TABLES = ("additive", "free", "overlapping", "float16")
+SPEED_KINDS = ("additive", "additive, folded", *TABLES[1:])
+"""Variants side by side. Folded: the query is multiplied with 32 rows of each quad once a block, and a byte's score is
+the sum of two of the products; the others decode entries and multiply them on tensor cores."""
 LENGTHS_AND_BATCHES = (  # most telling first
     (131072, 8), (32768, 8), (8192, 1), (131072, 1), (131072, 32), (32768, 32), (8192, 32), (8192, 8), (32768, 1)
 )  # fmt: skip
@@ -140,7 +143,7 @@ def measure(run: Run, size: Size, small: bool) -> None:
         for kind in SPEED_KINDS:
             run.case("bytes", f"{t:6} tokens × {b:2}  {kind}", byte_speed, size, t, b, kind, dense, copied)
         if (t, b) == size.cases[min(1, len(size.cases) - 1)]:
-            for kind in SPEED_KINDS[: 2 if small else 4]:
+            for kind in TABLES[: 2 if small else 4]:
                 run.case("coding", f"{kind}, {size.coded} tokens × {size.h} heads", coding_speed, size, kind, copied)
     run.case("step", "one token, small model", step_speed, small)
 
@@ -206,13 +209,15 @@ def byte_speed(size: Size, t: int, b: int, kind: str, dense_ms: float, copied: f
     from karhunen.kernels.scan_attention import gpu as scan_attention
     from karhunen.kernels.split_attention.launch import tuned_config
 
+    kind, _, variant = kind.partition(", ")
     keys, values = (side_of(tables, t, b, DEVICE) for tables in speed_tables(size, kind))
     query = torch.randn(b, size.h, size.q, size.d, dtype=torch.bfloat16, device=DEVICE)
     frames, scale = frames_of(size.h, size.d, BLOCK), size.d**-0.5
     if kind == "float16":
         ms = milliseconds(lambda: byte_attention.byte_attention(query[:, :, :, None], keys, values, scale=scale))
     else:
-        ms = milliseconds(lambda: scan_attention.scan_attention(query, keys, values, frames, scale=scale))
+        how: Any = {"scale": scale, "folded": bool(variant)}
+        ms = milliseconds(lambda: scan_attention.scan_attention(query, keys, values, frames, **how))
     n_bytes = sum(x.numel() for side in (keys, values) for x in (side.codes, side.gain) if x is not None)
     speed = n_bytes / ms / 1e6
     return {

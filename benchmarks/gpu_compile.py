@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_compile.py                           all kernels for sm_80, sm_90, sm_100: a table
     python benchmarks/gpu_compile.py --kernel additive --arch 90    those whose name has the word
-    ... --write                                                results/measured/gpu_kernels.json and docs/gpu_kernels.md
+    ... --write    results/measured/gpu_kernels.json and docs/gpu_kernels.md; rows not compiled stay, with their commit
 
 Shapes are those of one layer of Llama 3.1 8B (gpu_shapes.py). Shared memory is per program; a spill is an instruction
 that writes to or reads from local memory; instructions are those of the whole program, whose loop takes one tile.
@@ -33,13 +33,17 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 
 from karhunen.kernels.byte_decode import gpu as byte_decode  # noqa: E402
 from karhunen.kernels.byte_encode import gpu as byte_encode  # noqa: E402
+from karhunen.kernels.scan_attention import Frames  # noqa: E402
 from karhunen.kernels.scan_attention import gpu as scan_attention  # noqa: E402
 from karhunen.kernels.split_attention.launch import Launch  # noqa: E402
 from karhunen.kernels.triton_launch import Call  # noqa: E402
 
 ARCHITECTURES = (80, 90, 100)
-COLUMNS = ("kernel", "arch", "registers", "shared_bytes", "spills", "instructions", "tensor")
-HEADINGS = ("kernel", "architecture", "registers", "shared memory, bytes", "spills", "instructions", "of tensor cores")
+COLUMNS = ("kernel", "arch", "registers", "shared_bytes", "spills", "instructions", "tensor", "commit")
+HEADINGS = (
+    "kernel", "architecture", "registers", "shared memory, bytes", "spills", "instructions", "of tensor cores",
+    "commit",
+)  # fmt: skip
 FILES = ROOT / "results/measured/gpu_kernels.json", ROOT / "docs/gpu_kernels.md"
 TYPES = {
     torch.uint8: "u8", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32",
@@ -63,10 +67,22 @@ def calls() -> Iterator[tuple[str, Call]]:
                 yield "frames of a query", frames
                 yield "merge", merge
             yield f"attention, {kind}, tile {tile}, {warps} warps", attend
+    yield from _folded_calls(query, made, host)
     yield from _other_calls(host)
     tables = tables_of("free")
     yield "encode", byte_encode.planned(torch.randn(1, H, t, D), tables, tile=32)[1]
     yield "decode", byte_decode.planned(side_of(tables, t, 1, host).codes, tables, tile=32)[1]
+
+
+def _folded_calls(query: torch.Tensor, made: Frames, host: torch.device) -> Iterator[tuple[str, Call]]:
+    """Scores from tables that the query is folded into."""
+    keys, values = (side_of(tables_of("additive"), 1024, 1, host) for _ in range(2))
+    for tile, warps in ((64, 4), (128, 8)):
+        settings = {"first_position": 0, "scale": 1.0, "n_splits": 4, "launch": Launch(tile, warps), "folded": True}
+        _, (_, fold, attend, _) = scan_attention.planned(query, keys, values, made, **settings)
+        if tile == 64:
+            yield "folding of a query", fold
+        yield f"attention, additive, folded, tile {tile}, {warps} warps", attend
 
 
 def _other_calls(host: torch.device) -> Iterator[tuple[str, Call]]:
@@ -150,7 +166,7 @@ def page(found: dict[str, Any]) -> str:
     """docs/gpu_kernels.md."""
     return f"""# GPU kernels, compiled
 
-Written by `python benchmarks/gpu_compile.py --write` on commit {found["commit"]}: Triton {found["triton"]}, no GPU.
+Written by `python benchmarks/gpu_compile.py --write`, Triton {found["triton"]}, no GPU; each row on its commit.
 One layer of Llama 3.1 8B; keys and values of 32 bytes a token and KV head. A program of 128 threads can hold 255
 registers a thread; a multiprocessor holds 65536. `benchmarks/gpu_check.py` is to measure speed; no GPU has run it yet.
 
@@ -164,14 +180,20 @@ def main() -> None:
     parser.add_argument("--arch", type=int, nargs="+", default=ARCHITECTURES)
     parser.add_argument("--write", action="store_true", help="into results/measured and docs")
     given = parser.parse_args()
-    rows = []
+    said = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    commit, rows = said.strip(), []
+    kept = {(row["kernel"], row["arch"]): row for row in json.loads(FILES[0].read_text(encoding="utf-8"))["rows"]}
+    all_rows = []
     for name, call in calls():
-        for arch in given.arch if given.kernel in name else ():
-            rows.append({"kernel": name, "arch": f"sm_{arch}", **usage(compiled(call, arch))})
-            print(rows[-1], file=sys.stderr, flush=True)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    found = {"commit": commit.strip(), "triton": triton.__version__, "rows": rows}
+        for arch in ARCHITECTURES:
+            if given.kernel in name and arch in given.arch:
+                rows.append({"kernel": name, "arch": f"sm_{arch}", **usage(compiled(call, arch)), "commit": commit})
+                print(rows[-1], file=sys.stderr, flush=True)
+                all_rows.append(rows[-1])
+            elif (name, f"sm_{arch}") in kept:
+                all_rows.append(kept[name, f"sm_{arch}"])
     if given.write:
+        found = {"triton": triton.__version__, "rows": all_rows}
         FILES[0].write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         FILES[1].write_text(page(found), encoding="utf-8")
     print(table(rows))

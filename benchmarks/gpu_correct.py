@@ -38,6 +38,7 @@ class Case:
     gain: bool = True
     masked: bool = False
     softcap: float | None = None
+    folded: bool = False
 
     def tables(self) -> Any:
         return tables_of(self.kind, 1 if self.joined else self.h, self.d, self.sizes)
@@ -49,6 +50,7 @@ def checks(small: bool) -> Iterator[tuple[Any, ...]]:
     for kind in ("additive", "free", "overlapping"):
         yield f"attention, {kind}", check_scan, replace(base, kind=kind)
         yield f"coding, {kind}", check_coding, replace(base, kind=kind)
+    yield "attention, additive, folded", check_scan, replace(base, kind="additive", folded=True)
     yield "attention, float16", check_floats, replace(base, kind="float16")
     yield "coding, float16", check_coding, replace(base, kind="float16")
     more = {
@@ -99,7 +101,9 @@ def check_scan(case: Case) -> dict:
         given["hidden"] = (torch.zeros(2, dtype=torch.int64), torch.tensor([0, case.t - 1]))
     known = naive_scan.scan_attention(query.double(), at_home(keys), at_home(values), frames, **given)
     given = {name: moved(value) for name, value in given.items()}
-    found = gpu_scan.scan_attention(query.to(DEVICE), keys, values, frames, launch=Launch(64, 4), **given)
+    found = gpu_scan.scan_attention(
+        query.to(DEVICE), keys, values, frames, launch=Launch(64, 4), folded=case.folded, **given
+    )
     return compared(found, known, gpu_scan.TOLERANCE)
 
 

@@ -69,8 +69,13 @@ def n_threads_of_torch(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first, then `slow`, then those that need a model; the order is otherwise kept."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Fast tests first, then `slow`, then those that need a model; the order is otherwise kept. Those marked `long` are
+    left out, unless the marks asked for (`-m long`) name them."""
+    if "long" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     items.sort(key=lambda item: 2 if item.get_closest_marker("model") else bool(item.get_closest_marker("slow")))
 
 

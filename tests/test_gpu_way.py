@@ -48,9 +48,12 @@ def model_of(family: str) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "m"),
-    [(name, 1) for name in FROM_BYTES if name != "pre_rope"] + [("exceptions", 5), ("overlapping", 5)],
-)  # blocks of one token are read by tests/kernels/test_gpu.py, few of them
+    [("karhunen", 1), ("block_centered_joined", 1), ("float_tables_long_blocks", 1), ("kinds_that_differ", 1),
+     ("exceptions", 5), ("gain_bytes", 5)]
+    + [pytest.param(name, 1, marks=pytest.mark.long) for name in FROM_BYTES if name != "pre_rope"],
+)  # fmt: skip
 def test_attention_to_a_layer_equals_its_definition(name: str, m: int) -> None:
+    """Blocks of one token, and every kind of table, are read by tests/kernels/test_gpu.py and test_gpu_scan.py."""
     made, held = layer(FROM_BYTES[name], 41, b=2)
     query, found = queries(2, m), {}
     for path in ("gpu", "naive"):
@@ -75,7 +78,7 @@ def test_rows_padded_on_the_left_begin_at_positions_of_their_own() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3", marks=pytest.mark.long)])
 def test_several_turns_a_crop_and_branches(family: str) -> None:
     model, made, found = model_of(family), fitted(family, "karhunen"), {}
     for path in ("gpu", "naive"):
@@ -100,13 +103,17 @@ def padded() -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, padded(), {"num_beams": 2}], ids=["batch", "padded", "beams"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, id="batch", marks=pytest.mark.long), pytest.param(padded(), id="padded"),
+     pytest.param({"num_beams": 2}, id="beams")],
+)  # fmt: skip
 def test_a_model_generates_the_tokens_of_the_definition(settings: dict[str, Any]) -> None:
     model, made, found = model_of("llama"), fitted("llama", "karhunen"), {}
     for path in ("gpu", "naive"):
         with forced(path):
             held = CompressedCache(model, made)
-            found[path] = generate(model, tokens(2, N_PROMPT), held, n=5, **settings)
+            found[path] = generate(model, tokens(2, N_PROMPT), held, n=3, **settings)
             assert coded_layers(held)[0].store.n_coded
     assert found["gpu"] == found["naive"]
 
@@ -114,7 +121,7 @@ def test_a_model_generates_the_tokens_of_the_definition(settings: dict[str, Any]
 @pytest.mark.slow
 def test_a_codec_calibrated_and_fitted_this_way_has_the_same_bytes() -> None:
     recipe, found = quick(make("karhunen")), {}
-    text = tokens(1, 300)[0].tolist()
+    text = tokens(1, 270)[0].tolist()
     for path in ("gpu", "naive"):
         with forced(path):
             found[path] = fit(recipe, calibrate(build("llama"), [text], recipe.needs(), min_tokens=16)).fingerprint()

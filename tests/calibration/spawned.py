@@ -50,6 +50,16 @@ def in_pairs(rank: int, folder: Path) -> None:
     save_statistics(measured(batch=2), folder / f"pairs-{rank}")
 
 
+def of_shared_layers() -> Statistics:
+    """Of a model two of whose layers read what the others have cached; three steps, so that sums have an order."""
+    needs = (Need("queries", "key", 8), Need("attended", "value"), Need("output_gram", "value"))
+    return calibrate(build("gemma3n"), texts(3)[:, :40], needs, min_tokens=16)
+
+
+def sharing(rank: int, folder: Path) -> None:
+    save_statistics(of_shared_layers(), folder / f"shared-{rank}")
+
+
 def failing(rank: int, folder: Path) -> None:
     model = build("llama", attention_bias=True)
     if rank == 1:

@@ -13,7 +13,7 @@ from karhunen.byte_sizes import bytes_of
 from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.memory import Work, memory_of, statistics_bytes
 from karhunen.calibration.memory_plan import plan_memory
-from karhunen.calibration.placement import Placement, devices_of, place
+from karhunen.calibration.placement import Placement, accelerators, devices_of, place
 from karhunen.hf.describe import identity_of
 from karhunen.hf.sizes import sizes_of
 from karhunen.statistics.need import Need
@@ -185,3 +185,16 @@ def test_devices_are_named_one_or_many() -> None:
     assert devices_of("cuda:0, cuda:1") == ("cuda:0", "cuda:1")
     with pytest.raises(ValueError, match="'gpu' names no device; use cpu"):
         devices_of("gpu")
+
+
+def test_devices_of_every_kind_are_named_as_torch_and_accelerate_call_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {"cpu": 1, "xpu": 2}
+    monkeypatch.setattr("karhunen.calibration.placement.present", lambda: seen)
+    assert devices_of("auto") == ("xpu:0", "xpu:1")
+    assert devices_of("xpu", local_rank=1) == ("xpu:1",)
+    seen.update(xpu=0, mps=1)
+    assert devices_of("auto") == devices_of("mps", local_rank=1) == ("mps",)
+    seen.update(mps=0)
+    with pytest.raises(ValueError, match="there is no accelerator here to spread the model over; use --device cpu"):
+        devices_of("auto")
+    assert (accelerators(2), accelerators(1, "mps")) == (("cuda:0", "cuda:1"), ("mps",))

@@ -1,16 +1,20 @@
 """One, two and four processes measure the same bits, end together, and go on where they stopped."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tests.calibration import spawned
+from tests.synthetic import quick
 
 from karhunen import recipes
 from karhunen.calibration.parallel import Processes
 from karhunen.calibration.steps import gradient_pieces, steps_of
+from karhunen.codec import Codec
 from karhunen.fitting import fit
+from karhunen.recipe import Recipe
 from karhunen.statistics.artifact import load_statistics
 from karhunen.statistics.gathered import Statistics
 
@@ -34,12 +38,23 @@ def by_one() -> Statistics:
     return spawned.measured()
 
 
+def untrained() -> Recipe:
+    recipe = recipes.make("karhunen")
+    made = quick(recipe)
+    return replace(recipe, key=made.key, value=made.value)
+
+
+@pytest.fixture(scope="module")
+def codec_by_one(by_one: Statistics) -> Codec:
+    return fit(untrained(), by_one)
+
+
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
     work = (
         spawned.whole, spawned.in_pairs, spawned.failing, spawned.with_other_text, spawned.by_itself,
-        spawned.interrupted_and_resumed, spawned.lost,
+        spawned.sharing, spawned.interrupted_and_resumed, spawned.lost,
     )  # fmt: skip
     spawned.run_together(2, folder, work)
     return folder
@@ -48,31 +63,32 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def of_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("four")
-    spawned.run_together(4, folder, (spawned.whole, spawned.in_pairs))
+    spawned.run_together(4, folder, (spawned.whole,))
     return folder
 
 
 @pytest.mark.parametrize(("group", "size"), [("of_two", 2), ("of_four", 4)])
 def test_any_number_of_processes_measures_the_same_bits(
-    group: str, size: int, by_one: Statistics, request: pytest.FixtureRequest, tmp_path: Path
+    group: str, size: int, by_one: Statistics, codec_by_one: Codec, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     folder: Path = request.getfixturevalue(group)
     for rank in range(size):
         assert_same_bits(load_statistics(folder / f"statistics-{rank}"), by_one)
-    recipe = recipes.make("karhunen")
-    ours, theirs = fit(recipe, load_statistics(folder / "statistics-0")), fit(recipe, by_one)
-    ours.save_pretrained(tmp_path / "ours")
-    theirs.save_pretrained(tmp_path / "theirs")
+    fit(untrained(), load_statistics(folder / "statistics-0")).save_pretrained(tmp_path / "ours")
+    codec_by_one.save_pretrained(tmp_path / "theirs")
     names = sorted(path.name for path in (tmp_path / "ours").iterdir())
     assert "config.json" in names
     for name in names:
         assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
 
 
-def test_sequences_in_pairs_are_dealt_out_alike(of_two: Path, of_four: Path) -> None:
-    by_one = spawned.measured(batch=2)
-    for folder in (of_two, of_four):
-        assert_same_bits(load_statistics(folder / "pairs-1"), by_one)
+def test_sequences_in_pairs_are_dealt_out_alike(of_two: Path) -> None:
+    assert_same_bits(load_statistics(of_two / "pairs-1"), spawned.measured(batch=2))
+
+
+def test_layers_that_share_a_cache_are_measured_alike(of_two: Path) -> None:
+    """A step's sums are whole before they are added, or the order of a sum would tell the processes apart."""
+    assert_same_bits(load_statistics(of_two / "shared-1"), spawned.of_shared_layers())
 
 
 def test_a_failure_of_one_process_ends_all_with_its_words(of_two: Path) -> None:

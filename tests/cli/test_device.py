@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.cli.conftest import Command
+from tests.cli.test_plan import carded
 from tests.cli.test_usage import assert_refused
+from tests.closeness import assert_near
 from tests.fake_device import FakeDevice, fake_device
 
 from karhunen.evaluation import speed
@@ -24,6 +27,8 @@ VERBS = {
     "verify": ["nowhere"],
     "bench": [],
     "demo": [],
+    "fold": ["-o", "folded", "--key-rank", 3, "--value-rank", 3],
+    "plan": ["llama-3.1-8b", "--check", "nowhere"],
 }
 
 
@@ -46,7 +51,7 @@ def asked(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         model, tokenizer = load(name)
         return (model if device_map is None else device.model(model)), tokenizer
 
-    for verb in ("generate", "evaluate", "bench"):
+    for verb in ("generate", "evaluate", "bench", "fold", "plan_check"):
         monkeypatch.setattr(f"karhunen.cli.{verb}.load_model", load_there)
     return found
 
@@ -65,6 +70,7 @@ def test_a_device_that_is_not_here_is_refused_before_any_work(
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_says_what_a_device_may_be(karhunen: Command, verb: str) -> None:
     said = " ".join(karhunen(verb, "--help").out.split())
+    assert "cpu, cuda, cuda:1, mps" in said
     assert ("the one to time" if verb == "bench" else "several with commas, or auto") in said
 
 
@@ -147,3 +153,37 @@ def test_bench_times_a_models_steps_on_its_device(
     assert row["device"] == "cuda:0"
     assert set(row["milliseconds"]) == {"dynamic", "static", "bytes"}
     assert row["bytes_read"] < row["dense_bytes_read"]
+
+
+@pytest.mark.parametrize("corrected", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_model_is_folded_on_its_device(
+    karhunen: Command, codec_folder: Path, model_folder: Path, text_file: Path, asked: list[Any], tmp_path: Path,
+    corrected: bool,
+) -> None:  # fmt: skip
+    how = ["--codec", codec_folder, "--correct-output"] if corrected else ["--key-rank", 3, "--value-rank", 4]
+    weights = []
+    for name in ("cpu", "cuda"):
+        done = karhunen(
+            "fold", "--model", model_folder, "--text", text_file, "--max-tokens", 1024 if corrected else 300, *how,
+            "-o", tmp_path / name, "--device", name, "--json",
+        )  # fmt: skip
+        assert done.code == 0, done.err
+        weights.append(load_file(tmp_path / name / "model.safetensors"))
+    assert asked == [None, {"": "cuda:0"}]
+    assert json.loads(done.out)["device"] == "cuda:0"
+    assert weights[0].keys() == weights[1].keys()
+    for name, found in weights[1].items():
+        assert_near(found, weights[0][name], 1e-4)
+
+
+def test_a_plan_is_checked_on_the_device(
+    karhunen: Command, codec_folder: Path, model_folder: Path, asked: list[Any], tmp_path: Path
+) -> None:
+    codec = carded(codec_folder, tmp_path / "codec", 0.99)
+    start = ["plan", model_folder, "--ratio", 5, "--device", "cuda"]
+    assert_refused(karhunen(*start), "--device cuda says where --check runs the model; give --check")
+    done = karhunen(*start, "--check-tokens", 256, "--max-step", 1e6, "--check", codec, "--json")
+    assert done.code == 0, done.out + done.err
+    assert asked == [{"": "cuda:0"}]
+    lines = {line["name"]: line for line in json.loads(done.out)["check"]["lines"]}
+    assert lines["step time"]["passed"]

@@ -50,6 +50,7 @@ def check(
     n_splits: int | None = None,
     sides: tuple[CodedTokens, CodedTokens] | None = None,
     frames: Frames | None = None,
+    folded: bool = False,
     **settings,
 ) -> Partial:
     """The scan equals its definition in float64; what it gave."""
@@ -59,7 +60,14 @@ def check(
     expected = naive.scan_attention(query.double(), keys, values, frames, **shared)
     given = {name: moved(x) for name, x in shared.items()}
     actual = gpu.scan_attention(
-        query.to(DEVICE), on_device(keys), on_device(values), frames, launch=launch, n_splits=n_splits, **given
+        query.to(DEVICE),
+        on_device(keys),
+        on_device(values),
+        frames,
+        launch=launch,
+        n_splits=n_splits,
+        folded=folded,
+        **given,
     )
     assert_near(actual.mean.cpu(), expected.mean, gpu.TOLERANCE)
     assert_near(actual.log_sum.cpu(), expected.log_sum, gpu.TOLERANCE)
@@ -76,6 +84,23 @@ def test_a_scan_equals_its_definition(name: str, nan_filled_memory: None) -> Non
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_kind_of_table_is_read_in_every_tile(kind: tuple[int, int], launch: Launch) -> None:
     check(Example(kind=kind, t=200, h=1, gain="levels"), launch=launch, n_splits=2)
+
+
+@pytest.mark.parametrize(
+    ("block", "first", "rows", "settings"),
+    [(64, 41, 3, {}), (None, 0, 1, {"softcap": 3.0}), (32, 0, 9, {"mask": torch.arange(100)[None] % 3 > 0})],
+)  # fmt: skip
+def test_scores_from_folded_tables_equal_their_definition(
+    block: int | None, first: int, rows: int, settings: dict[str, object], nan_filled_memory: None
+) -> None:
+    """Where a tile ends in the middle of a block, and where padding fills up quads and rows."""
+    example = Example(kind=(4, 4), t=100, h=1, r=rows, first=first, block=block, gain="levels")
+    check(example, launch=Launch(64, 4), folded=True, n_splits=2, **settings)
+
+
+def test_folded_tables_are_sums_of_two_look_ups_of_16() -> None:
+    with pytest.raises(ValueError, match="keys are look-ups of 6 and 6 bits; folded are those of 4 and 4"):
+        check(Example(kind=(6, 6), t=70), folded=True)
 
 
 @pytest.mark.parametrize(("key", "value"), [((8, 0), (4, 4)), ((4, 4), (6, 6))], ids=str)

@@ -20,7 +20,7 @@ from torch import Tensor
 from karhunen.attention.absorbed import Absorbed, InverseMap
 from karhunen.attention.frame_queries import FrameQueries
 from karhunen.codec import LayerCodec, SideCodec
-from karhunen.device import HOST, computes_float64
+from karhunen.device import HOST, computes_float64, device_of, moved
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.paths import fastest
 from karhunen.kernels.scan_attention import Frames
@@ -129,7 +129,7 @@ class Reader:
     @cached_property
     def device(self) -> torch.device:
         """Where the tables lie, and so what reads them."""
-        return self.codec.key.device or self.codec.value.device or HOST
+        return device_of(self) or HOST
 
     @property
     def description(self) -> str:
@@ -184,4 +184,5 @@ def _made_for(codec: LayerCodec, key: Tensor, value: Tensor) -> Reader:
     codec = codec.to(key.device)
     if not computes_float64(key.device):
         return Reader(codec, "decoded", f"{key.device.type} has no float64, so vectors are decoded on the host")
-    return Reader.of(codec, key.shape[-1], value.shape[-1], torch.promote_types(key.dtype, torch.float32))
+    made = Reader.of(codec, key.shape[-1], value.shape[-1], torch.promote_types(key.dtype, torch.float32))
+    return moved(made, key.device)  # of a codec without a tensor (float8, no transform) the maps are made on the host

@@ -23,6 +23,7 @@ from karhunen.calibration.resume import Partial
 from karhunen.calibration.steps import Step, gradient_pieces, min_gradient_tokens, steps_of
 from karhunen.calibration.tokens import sequences
 from karhunen.hf.describe import describe
+from karhunen.hf.in_graph import shares_layers
 from karhunen.hf.probe import n_positions
 from karhunen.hf.rotary import detect_rotary
 from karhunen.hf.sizes import ModelSizes, sizes_of
@@ -121,11 +122,12 @@ def _run(
     partial: Partial | None,
     progress: Progress | None,
 ) -> Statistics:
-    """Round by round: every process runs one step, the first adds them up in their order."""
+    """Round by round: every process runs one step, the first adds them up in their order. Where layers share a cache
+    a step's sums are whole before they are added, so that their order is that of any number of processes."""
     gathering = Gathering(plan, stride=max(1, math.ceil(sum(map(len, pieces)) / MAX_SAMPLES)))
     source = (_source(pieces),)
     n_tokens, costs = sum(map(len, pieces)), [step.cost for step in steps]
-    done = 0
+    done, sharing = 0, shares_layers(model)
     with channel.together():
         if partial is not None and channel.is_first and (found := partial.load()) is not None:
             done, saved = found
@@ -133,7 +135,7 @@ def _run(
             gathering.weights_known = set(saved.layers)
     for start in range(channel.from_first(done), len(steps), channel.size):
         end = min(start + channel.size, len(steps))
-        mine = gathering if channel.is_first else gathering.emptied()
+        mine = gathering if channel.is_first and not sharing else gathering.emptied()
         with channel.together():
             if start + channel.rank < end:
                 steps[start + channel.rank].run(model, mine)
@@ -153,7 +155,10 @@ def _run(
 
 
 def _add_up(gathering: Gathering, mine: Gathering, channel: Channel, n_running: int) -> None:
-    """Sums of this round's other processes, one layer of one process at a time."""
+    """Sums of this round's other processes, one layer of one process at a time; its own first, where kept apart."""
+    if channel.is_first and mine is not gathering:
+        for layer, new in mine.sums.items():
+            gathering.add(layer, new)
     for sender in range(1, n_running):
         for layer in gathering.plan.layers:
             new = channel.sent(mine.sums.get(layer), sender)

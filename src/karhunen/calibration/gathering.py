@@ -13,7 +13,8 @@ from karhunen.hf.capture import Observation
 from karhunen.hf.rotary import USE_AS_CACHED, DetectedRotary
 from karhunen.statistics.gathered import LayerStatistics
 from karhunen.statistics.identity import ModelIdentity
-from karhunen.statistics.need import OF_WEIGHTS, Need, Statistic
+from karhunen.statistics.moments import Moments
+from karhunen.statistics.need import OF_READS, OF_WEIGHTS, Need, Statistic
 from karhunen.values import fingerprint
 
 
@@ -70,14 +71,12 @@ class Gathering:
     stride: int
     sums: dict[int, LayerStatistics] = field(default_factory=dict)
     weights_known: set[int] = field(default_factory=set)  # layers whose statistics of weights alone are taken
+    weighed: set[int] = field(default_factory=set)  # those of which they were taken in the running forward
 
     def __call__(self, seen: Observation) -> None:
         """Add one layer's observation; layers that are not measured are passed over."""
-        if seen.layer not in self.plan.layers:
+        if not self._counts(seen):
             return
-        _refuse_non_finite(seen)
-        if not (seen.key.any() or seen.value.any()):
-            return  # a warm-up of zeros says nothing
         seen = _where_sums_can_be_made(seen)
         found = self.plan.rotaries.get(seen.layer, DetectedRotary())
         measured: dict[Need, Statistic] = {}
@@ -87,10 +86,44 @@ class Gathering:
             thinned = replace(need, stride=max(need.stride, self.stride)) if need.kind == "samples" else need
             rotary = found.key if need.slot == "key" else found.value
             measured[need] = on_host(measure(thinned, seen, rotary))
+        self.weighed -= {seen.layer} & self.weights_known
+        self.weighed |= {seen.layer} - self.weights_known
         self.weights_known.add(seen.layer)
         scale = 1.0 if seen.attention is None else seen.attention.scale
         counted = int((seen.valid & (seen.positions >= self.plan.skip_tokens)).sum())
         self.add(seen.layer, LayerStatistics(found.key, found.value, scale, counted, measured))
+
+    def read_again(self, seen: Observation) -> None:
+        """Add the reads of another layer to those of the one that caches, which was observed before it; its tokens are
+        counted."""
+        if not self._counts(seen):
+            return
+        seen = _where_sums_can_be_made(seen)
+        turns = self.plan.rotaries.get(seen.layer, DetectedRotary())
+        measured: dict[Need, Statistic] = {}
+        for need in self.plan.forward_needs:
+            if need.kind not in OF_READS or (need.kind in OF_WEIGHTS and seen.layer not in self.weighed):
+                continue
+            measured[need] = on_host(measure(need, seen, turns.key if need.slot == "key" else turns.value))
+        self._add_weights(seen.layer, {need: measured.pop(need) for need in list(measured) if need.kind in OF_WEIGHTS})
+        self.add(seen.layer, LayerStatistics(turns.key, turns.value, 1.0, 0, measured))
+
+    def _counts(self, seen: Observation) -> bool:
+        """Whether a layer is measured and shows anything; ValueError for what is not finite."""
+        if seen.layer not in self.plan.layers:
+            return False
+        _refuse_non_finite(seen)
+        return bool(seen.key.any() or seen.value.any())  # a warm-up of zeros says nothing
+
+    def _add_weights(self, layer: int, found: Mapping[Need, Statistic]) -> None:
+        """Add to the cost of an error what another reader's weights make of it: a sum over readers, no mean."""
+        known = self.sums[layer]
+        summed: dict[Need, Statistic] = {}
+        for need, more in found.items():
+            mine = known.measured[need]
+            assert isinstance(mine, Moments) and isinstance(more, Moments), "output_gram is of moments"
+            summed[need] = replace(mine, outer=mine.outer + more.outer)
+        self.sums[layer] = replace(known, measured={**known.measured, **summed})
 
     def add(self, layer: int, new: LayerStatistics) -> None:
         """Add what was measured of one layer."""

@@ -25,26 +25,35 @@ class Placement:
 
 
 def devices_of(text: str, local_rank: int = 0) -> tuple[str, ...]:
-    """Devices by name: one, several with commas, `auto` for all accelerators here. `cuda` is the process's own.
+    """Devices by name: one, several with commas, `auto` for all accelerators here. A kind without a number, such as
+    `cuda`, is the process's own device of that kind.
 
     ValueError for a name that PyTorch does not know, and for `auto` where there is no accelerator.
     """
+    here = present()
     if text == "auto":
-        found = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+        found = tuple(_numbered(kind, i, n) for kind, n in here.items() if kind != HOST for i in range(n))
         if not found:
-            raise ValueError("there is no CUDA device here to spread the model over; use --device cpu, or name devices")
+            raise ValueError("there is no accelerator here to spread the model over; use --device cpu, or name devices")
         return found
     try:
         named: list[Any] = [torch.device(name.strip()) for name in text.split(",")]
     except RuntimeError as error:
-        raise ValueError(f"{text!r} names no device; use cpu, cuda, cuda:1, cuda:0,cuda:1 or auto") from error
-    own = {"cuda": f"cuda:{local_rank}", HOST: HOST}
-    return tuple(own.get(d.type, str(d)) if d.index is None or d.type == HOST else str(d) for d in named)
+        raise ValueError(f"{text!r} names no device; use cpu, cuda, cuda:1, mps, xpu, cuda:0,cuda:1 or auto") from error
+    kinds: list[str] = [d.type for d in named]
+    own = {kind: _numbered(kind, local_rank, here.get(kind, 0)) for kind in kinds} | {HOST: HOST}
+    return tuple(own[d.type] if d.index is None or d.type == HOST else str(d) for d in named)
 
 
-def accelerators(n: int) -> tuple[str, ...]:
-    """Names of `n` accelerators that need not be here: a plan may be for another machine."""
-    return tuple(f"cuda:{i}" for i in range(n))
+def _numbered(kind: str, i: int, n: int) -> str:
+    """As PyTorch and accelerate call device `i` of `n` of a kind: by its kind alone where there is one, as of `mps`."""
+    return f"{kind}:{i}" if n > 1 or kind == "cuda" else kind
+
+
+def accelerators(n: int, kind: str = "cuda") -> tuple[str, ...]:
+    """Names of `n` accelerators of a kind (`cuda`, `xpu`, `mps`) that need not be here: a plan may be for another
+    machine."""
+    return tuple(_numbered(kind, i, n) for i in range(n))
 
 
 def check_present(devices: tuple[str, ...]) -> None:

@@ -35,7 +35,7 @@ class Step:
         """Run the model and add what it shows."""
         plan = gathering.plan
         if self.seed is None:
-            with capturing(model, gathering) as forward:
+            with capturing(model, gathering, gathering.read_again) as forward:
                 forward(self.tokens, None)
         else:
             gathering.add_gradients(

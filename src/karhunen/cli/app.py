@@ -289,14 +289,14 @@ def fold(
     text: Texts = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")] = 16384,
     dtype: Dtype = "float32",
+    device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> None:
     """Write a model that caches latents of keys and values. Its weights hold the way there and back."""
     from karhunen.cli.fold import run
 
-    run(
-        output, model, codec, key_rank, value_rank, correct_output, tuple(text or ()), max_tokens, dtype, as_json
-    )  # fmt: skip
+    texts = tuple(text or ())
+    run(output, model, codec, key_rank, value_rank, correct_output, texts, max_tokens, dtype, device, as_json)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from karhunen.cli.loading import load_model
+from karhunen.cli.loading import load_model, placed
 from karhunen.cli.screen import Screen, rounded
 
 
@@ -16,11 +16,13 @@ def run(
     texts: tuple[Path, ...],
     max_tokens: int,
     dtype: str,
+    device: str,
     as_json: bool,
 ) -> None:
     """Write the folded model to `output`; ranks come from a codec's water-filling or are the same for every layer."""
     from karhunen.calibration.calibrate import calibrate
     from karhunen.calibration.output_correction import correct_outputs
+    from karhunen.calibration.placement import chosen
     from karhunen.calibration.texts import calibration_text, read_texts
     from karhunen.codec import Codec
     from karhunen.folder import check_new
@@ -36,11 +38,12 @@ def run(
     if correct_output and codec_folder is None:
         raise ValueError("--correct-output corrects what a codec does; it needs --codec")
     check_new(output)
+    devices = chosen(device)
     codec = None if codec_folder is None else Codec.from_pretrained(codec_folder)
     ranks = {} if codec is None else kept_ranks(codec)
     with Screen(as_json).open() as screen:
         given = read_texts(texts) if texts else calibration_text()
-        model, tokenizer = load_model(screen, model_name, dtype)
+        model, tokenizer = load_model(screen, model_name, dtype, placed(screen, model_name, dtype, devices))
         if codec is not None:
             codec.check_model(identity_of(model))
         skip = 4 if codec is None else codec.window.sink_tokens
@@ -64,6 +67,7 @@ def run(
             rounded(
                 {
                     "model": str(output),
+                    "device": ",".join(devices),
                     "ranks": {str(layer): list(pair) for layer, pair in ranks.items()},
                     "output_corrected": weights is not None,
                     "calibration_tokens": statistics.n_tokens,

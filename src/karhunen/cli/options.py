@@ -58,10 +58,14 @@ Dtype = Annotated[
 Devices = Annotated[
     str,
     typer.Option(
-        "--device", help="cpu, cuda, cuda:1, several with commas, or auto: spread over all there are.", parser=word
+        "--device",
+        help="cpu, cuda, cuda:1, mps, xpu; several with commas, or auto: spread over all there are.",
+        parser=word,
     ),
 ]
-OneDevice = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:1: the one to time.", parser=word)]
+OneDevice = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, cuda:1, mps or xpu: the one to time.", parser=word)
+]
 CodecFolder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A codec's folder, as `calibrate` writes it.", parser=path)
 ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from karhunen.byte_sizes import bytes_of, bytes_per_second_of
 from karhunen.cli.loading import fetching
+from karhunen.cli.options import DEFAULT_DEVICE
 from karhunen.cli.plan_tables import show
 from karhunen.cli.screen import Screen, rounded
 from karhunen.planning import table
@@ -47,6 +48,7 @@ class Wanted:
     calibration: bool = False
     check: Path | None = None
     check_tokens: int = 2048
+    device: str = DEFAULT_DEVICE
     max_step: float = 1.0
     plot: Path | None = None
 
@@ -58,10 +60,15 @@ def run(wanted: Wanted, as_json: bool) -> int:
         _check_plot(wanted.plot)
     codec: Any = None
     tolerance: Any = None
+    devices: tuple[str, ...] = ()
+    if wanted.device != DEFAULT_DEVICE and wanted.check is None:
+        raise ValueError(f"--device {wanted.device} says where --check runs the model; give --check, or leave it out")
     if wanted.check is not None:
+        from karhunen.calibration.placement import chosen
         from karhunen.codec import Codec
         from karhunen.evaluation.adoption import Tolerance
 
+        devices = chosen(wanted.device)
         tolerance = Tolerance(step=wanted.max_step)
         codec = Codec.from_pretrained(wanted.check)
     with Screen(as_json).open() as screen:
@@ -82,7 +89,7 @@ def run(wanted: Wanted, as_json: bool) -> int:
         if codec is not None:
             from karhunen.cli.plan_check import checked
 
-            lines, passed = checked(screen, wanted.model, codec, shape, wanted.check_tokens, tolerance)
+            lines, passed = checked(screen, wanted.model, codec, shape, wanted.check_tokens, tolerance, devices)
             document["check"] = {"codec": str(wanted.check), "passed": passed, "lines": lines}
         screen.document(rounded(document))
         return 0 if passed else FAILED

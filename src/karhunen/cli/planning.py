@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from karhunen.cli.options import Json, path, word
+from karhunen.cli.options import DEFAULT_DEVICE, Devices, Json, path, word
 
 planning = typer.Typer()
 
@@ -64,6 +64,7 @@ def plan(
     check_tokens: Annotated[
         int, typer.Option("--check-tokens", min=64, help="Of the cache that --check makes.")
     ] = 2048,
+    device: Devices = DEFAULT_DEVICE,
     max_step: Annotated[
         float, typer.Option("--max-step", help="Times the fastest dense step that --check lets a step take.")
     ] = 1.0,
@@ -91,6 +92,7 @@ def plan(
             calibration=calibration,
             check=check,
             check_tokens=check_tokens,
+            device=device,
             max_step=max_step,
             plot=plot,
         ),

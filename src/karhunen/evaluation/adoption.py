@@ -17,7 +17,7 @@ from karhunen.codec import Codec
 from karhunen.evaluation.step_speed import measure
 from karhunen.evaluation.verify import Part, Size, verify
 from karhunen.hf.cache import CompressedCache
-from karhunen.hf.probe import cache_argument, inference
+from karhunen.hf.probe import cache_argument, inference, input_device
 from karhunen.planning.price import said_window, side_bytes, split_of
 from karhunen.planning.rate import Rate
 from karhunen.planning.shape import CacheLayer, ModelShape
@@ -85,7 +85,7 @@ def check_list(
 def real_report(model: nn.Module, codec: Codec, tokens: Int[Tensor, " t"]) -> Report:
     """What a compressed cache holds after the model has read `tokens`."""
     cache = CompressedCache(model, codec)
-    name = cache_argument(model)
+    name, tokens = cache_argument(model), tokens.to(input_device(model))
     with inference(model):
         for start in range(0, len(tokens), PREFILL_TOKENS):
             model(input_ids=tokens[None, start : start + PREFILL_TOKENS], use_cache=True, **{name: cache})

@@ -5,7 +5,8 @@
 
 Keys and values are recorded where the cache receives them, so they are what the cache stores in every model; queries
 where the model calls attention, under a private name that delegates to the implementation the model had. Where
-attention does not see the cached keys (latent attention expands them) an observation has no query, and says why.
+attention does not see the cached keys (latent attention expands them) an observation has no query, and says why. Layers
+that read what another one has cached (Gemma 3n, Gemma 4) are shown to a second listener, under the owner's number.
 """
 
 import sys
@@ -61,6 +62,8 @@ class Observation:
     valid: Bool[Tensor, "b t"]
     attention: Attention | None = None
     unseen: str = ""
+    reader: int | None = None
+    """The layer that reads here, where it is not the one that caches."""
 
 
 Listener = Callable[[Observation], None]
@@ -68,12 +71,13 @@ Run = Callable[[Int[Tensor, "b t"], Int[Tensor, "b t"] | None], None]
 
 
 @contextmanager
-def capturing(model: nn.Module, listener: Listener) -> Iterator[Run]:
-    """Show `listener` what every layer caches and how it is read, in the forwards that the yielded function runs.
+def capturing(model: nn.Module, listener: Listener, on_reader: Listener | None = None) -> Iterator[Run]:
+    """Show `listener` what every layer caches and how it reads that, in the forwards that the yielded function runs;
+    `on_reader` each further layer's reads of the same keys and values, after those of the layer that cached them.
 
     The model is put back exactly as it was, also after an error: attention implementation, modes, registries.
     """
-    recorder = _Recorder(model, listener)
+    recorder = _Recorder(model, listener, on_reader)
     with inference(model), _inputs_kept(model, recorder.inputs), _attention_function(model, recorder.attend):
         yield recorder.run
 
@@ -82,9 +86,11 @@ def capturing(model: nn.Module, listener: Listener) -> Iterator[Run]:
 class _Recorder:
     """Pairs what a layer cached with the attention that follows it, one layer at a time."""
 
-    def __init__(self, model: nn.Module, listener: Listener) -> None:
+    def __init__(self, model: nn.Module, listener: Listener, on_reader: Listener | None) -> None:
         self.model = model
         self.listener = listener
+        self.on_reader = on_reader
+        self.owners: dict[int, tuple[Tensor, Tensor]] = {}  # the newest token's key and value, by caching layer
         self.pending: tuple[int, Tensor, Tensor] | None = None
         self.inputs: dict[nn.Module, Tensor] = {}
         self.positions = self.valid = torch.empty(0, device=HOST)
@@ -93,11 +99,16 @@ class _Recorder:
         """One forward; padding (zeros of the mask) may stand on either side."""
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         self.valid = mask.bool()
+        self.owners.clear()
         self.positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
         arguments: dict[str, Any] = {} if self.valid.all() else {"attention_mask": mask}
         if "position_ids" in parameters(self.model):
             arguments["position_ids"] = self.positions
-        forward(_headless(self.model), RecordingCache(self.model, self.cached), input_ids, **arguments)
+        head = _headless(self.model)
+        if self.on_reader is not None and "logits_to_keep" in parameters(head) and _shares(head):
+            # as a number it would leave all queries but the last out of the layers that only read (Gemma 4)
+            arguments["logits_to_keep"] = torch.tensor([mask.shape[1] - 1], device=HOST)
+        forward(head, RecordingCache(self.model, self.cached), input_ids, **arguments)
         self._flush(None, "its attention does not go through transformers' attention interface")
 
     def cached(self, layer: int, key: Tensor, value: Tensor) -> None:
@@ -107,14 +118,30 @@ class _Recorder:
 
     def attend(self, attention: Attention, key: Tensor, value: Tensor) -> None:
         """A layer attends to `key` and `value`."""
-        if self.pending is None or self.pending[0] != getattr(attention.module, "layer_idx", None):
-            return  # a layer that reads another one's cache
+        index = getattr(attention.module, "layer_idx", None)
+        if self.pending is None or self.pending[0] != index:
+            self._read_again(index, attention, key, value)
+            return
+        if self.on_reader is not None:
+            self.owners[self.pending[0]] = key[:, :, -1].clone(), value[:, :, -1].clone()
         read = zip((key, value), self.pending[1:], strict=True)
         if any(x.shape != cached.shape or not torch.equal(x[:, :, -1], cached[:, :, -1]) for x, cached in read):
             self._flush(None, "its attention does not read the cached keys and values as they are (latent attention)")
         else:
             self._flush(replace(attention, hidden=self.inputs.get(attention.module)), "")
         self.inputs.clear()
+
+    def _read_again(self, index: int | None, attention: Attention, key: Tensor, value: Tensor) -> None:
+        """A layer that caches nothing attends to what another one has cached; known by its numbers, since a model that
+        lies on several devices hands over copies."""
+        if self.on_reader is None or index is None or index in self.owners:
+            return
+        newest = key[:, :, -1], value[:, :, -1]
+        for layer, known in self.owners.items():
+            if all(a.shape == b.shape and torch.equal(a, b.to(a.device)) for a, b in zip(newest, known, strict=True)):
+                positions, valid = self.positions.to(key.device), self.valid.to(key.device)
+                self.on_reader(Observation(layer, key, value, positions, valid, attention, reader=index))
+                return
 
     def _flush(self, attention: Attention | None, unseen: str) -> None:
         if self.pending is None:
@@ -140,6 +167,10 @@ def _inputs_kept(model: nn.Module, inputs: dict[nn.Module, Tensor]) -> Iterator[
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _shares(model: nn.Module) -> bool:
+    return any(getattr(module, "is_kv_shared_layer", False) for module in model.modules())
 
 
 def _headless(model: nn.Module) -> nn.Module:

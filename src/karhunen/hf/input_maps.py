@@ -2,8 +2,10 @@
 
 from typing import Any
 
-from torch import Tensor, nn, zeros
+import torch
+from torch import Tensor, nn
 
+from karhunen.device import HOST
 from karhunen.statistics.need import Slot
 from karhunen.statistics.projection import Projection
 
@@ -16,6 +18,6 @@ def linear_map(module: nn.Module, slot: Slot) -> Projection | None:
         layer: Any = getattr(module, name, None)
         weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
         if isinstance(weight, Tensor) and weight.ndim == 2 and weight.dtype.is_floating_point:
-            flat = zeros(weight.shape[0]) if bias is None else bias.detach().float().cpu()
+            flat = torch.zeros(weight.shape[0], device=HOST) if bias is None else bias.detach().float().cpu()
             return Projection(weight.detach().float().mT.cpu().contiguous(), flat)
     return None

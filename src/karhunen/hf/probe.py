@@ -108,10 +108,11 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 
 def forward(model: nn.Module, cache: Any, input_ids: Int[Tensor, "b t"], **arguments: Any) -> Any:
-    """One forward into `cache`; logits are computed for the last position only, where the model allows it."""
+    """One forward into `cache`; logits are computed for the last position only, where the model allows it and
+    `arguments` do not say which."""
     names = parameters(model)
     if "logits_to_keep" in names:
-        arguments["logits_to_keep"] = 1
+        arguments.setdefault("logits_to_keep", 1)
     device = input_device(model)
     tensors = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
     return uncompiled(model)(

@@ -126,7 +126,10 @@ def _mlp(config: Any, index: int) -> int:
 
 
 def _each(config: Any, index: int, *names: str) -> int:
-    """A setting of one layer: the same for all, or a list; 0 if there is none."""
+    """A setting of one layer: the same for all, a list, or in a configuration of the layer's own (Gemma 4); 0 if there
+    is none."""
+    layers = getattr(config, "per_layer_config", None)
+    config = layers[index] if layers else config
     for name in names:
         found = getattr(config, name, None)
         if isinstance(found, list | tuple) and found:

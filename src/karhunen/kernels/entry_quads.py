@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.kernels.byte_tables import ByteTables
+from karhunen.kernels.host import HOST
 
 LARGEST_EXPONENT = 10
 LEAST_PIECE = 16
@@ -81,8 +82,8 @@ def refines(tables: ByteTables) -> bool:
 
 def _cut(tables: ByteTables) -> EntryQuads:
     n = sum(pieces(max((_n_quads(tables, head) for head in range(tables.n_heads)), default=0)))
-    plane = torch.zeros(tables.n_heads, n, dtype=torch.int32)
-    column = torch.full((tables.n_heads, 4 * n), -1)  # which of the tables' stands at a place of the quads
+    plane = torch.zeros(tables.n_heads, n, dtype=torch.int32, device=HOST)
+    column = torch.full((tables.n_heads, 4 * n), -1, device=HOST)  # which of the tables' stands at a place of the quads
     placed: list[list[tuple[int, int, int]]] = []
     for head in range(tables.n_heads):
         quad, terms = 0, []
@@ -109,7 +110,7 @@ def _at(rows: Tensor, column: Int[Tensor, "h places"]) -> Tensor:
 
 def _float16_words(tables: ByteTables, column: Int[Tensor, "h places"]) -> tuple[Tensor, Tensor, Tensor]:
     entries = _at(tables.entries.float().cpu(), column).movedim(0, 1)  # [h 256 4n]
-    peak = entries.abs().amax((1, 2)) if entries.numel() else torch.zeros(len(column))
+    peak = entries.abs().amax((1, 2)) if entries.numel() else torch.zeros(len(column), device=HOST)
     exponent = torch.frexp(peak.clamp_min(1e-37)).exponent - 1 - LARGEST_EXPONENT
     scale = torch.where(peak > 0, torch.ldexp(torch.ones_like(peak), exponent), 1.0)
     half = (entries / scale[:, None, None]).half().unflatten(2, (-1, 4)).transpose(1, 2).contiguous()  # [h n 256 4]
@@ -127,7 +128,7 @@ def _digit_words(tables: ByteTables, column: Int[Tensor, "h places"]) -> tuple[T
 
 def _word(rows: Int[Tensor, "rows h places"]) -> Int[Tensor, "h n rows"]:
     """Four neighbours as the digits of one number; those below zero borrow from the next."""
-    places = 256 ** torch.arange(4)
+    places = 256 ** torch.arange(4, device=HOST)
     return (rows.unflatten(2, (-1, 4)) * places).sum(-1).permute(1, 2, 0)
 
 
@@ -143,9 +144,9 @@ def _inverted(placed: list[list[tuple[int, int, int]]], n_coefficients: int) -> 
         for j, c, column in terms:
             found.setdefault((head, c), []).append((j, column))
     n_terms = max((len(terms) for terms in found.values()), default=1)
-    both = torch.full((2, len(placed), n_terms, n_coefficients), -1, dtype=torch.int32)
+    both = torch.full((2, len(placed), n_terms, n_coefficients), -1, dtype=torch.int32, device=HOST)
     for (head, c), terms in found.items():
-        both[:, head, : len(terms), c] = torch.tensor(terms, dtype=torch.int32).T
+        both[:, head, : len(terms), c] = torch.tensor(terms, dtype=torch.int32, device=HOST).T
     return both[0], both[1]
 
 

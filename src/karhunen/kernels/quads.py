@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from karhunen.kernels.byte_tables import ByteTables
+from karhunen.kernels.host import HOST
 
 
 class Quads(NamedTuple):
@@ -50,14 +51,14 @@ def _cut(tables: ByteTables) -> Quads:
                 quad_plane.append(j)
             plane_end.append(len(entries))
         if len(entries) % 2:
-            entries.append(torch.zeros(256, 4))
-            coefficient.append(torch.zeros(4, dtype=torch.long))
+            entries.append(torch.zeros(256, 4, device=HOST))
+            coefficient.append(torch.zeros(4, dtype=torch.long, device=HOST))
             quad_plane.append(quad_plane[-1])
         head_quads.append(len(entries))
-    stacked = torch.stack(entries) if entries else torch.zeros(0, 256, 4)
+    stacked = torch.stack(entries) if entries else torch.zeros(0, 256, 4, device=HOST)
     most_quads = int(np.diff(head_quads).max(initial=0))
-    named = torch.cat(coefficient) if entries else torch.zeros(0, dtype=torch.long)
-    own = torch.cat([torch.arange(4 * (b - a)) for a, b in pairwise(head_quads)])
+    named = torch.cat(coefficient) if entries else torch.zeros(0, dtype=torch.long, device=HOST)
+    own = torch.cat([torch.arange(4 * (b - a), device=HOST) for a, b in pairwise(head_quads)])
     in_order = bool(((named == own) | (stacked == 0).all(1).view(-1)).all()) and tables.n_coefficients == 4 * most_quads
     return Quads(
         entries=_flat(stacked),

@@ -54,14 +54,9 @@ class BitFields(Layout):
         assert s == len(self.widths), f"{s} symbols for {len(self.widths)} fields"
         if symbols.dtype == torch.uint8 and self._are_bytes:
             return symbols
-        if symbols.numel() and self._are_bytes:
-            low, high = symbols.aminmax()
-            if not 0 <= int(low) <= int(high) < 256:
-                raise ValueError("a symbol does not fit its bit field")
-        elif symbols.numel():
-            limit = torch.tensor([1 << w for w in self.widths], device=symbols.device)[:, None]
-            if bool(((symbols < 0) | (symbols >= limit)).any()):
-                raise ValueError("a symbol does not fit its bit field")
+        limit = 256 if self._are_bytes else _index(self._limits, symbols.device)[:, None]
+        if bool(((symbols < 0) | (symbols >= limit)).any()):
+            raise ValueError("a symbol does not fit its bit field")
         if self._are_bytes:
             return symbols.to(torch.uint8)
         planes = torch.zeros(b, self.bytes_per_token + 3, t, dtype=torch.int32, device=symbols.device)
@@ -84,6 +79,10 @@ class BitFields(Layout):
                 value = value | (wide[:, _at(reached, planes.device)] << (8 * k))
             symbols[:, _at(alike.fields, planes.device)] = (value >> alike.shift) & ((1 << alike.width) - 1)
         return symbols
+
+    @cached_property
+    def _limits(self) -> tuple[int, ...]:
+        return tuple(1 << width for width in self.widths)
 
     @cached_property
     def _are_bytes(self) -> bool:

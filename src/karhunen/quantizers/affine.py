@@ -8,7 +8,7 @@ Low and step are stored as float16 and rounded before the symbols are chosen, so
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import final
 
 import torch
@@ -155,8 +155,7 @@ class AffineQuantizer(Quantizer):
     def _ends(self, kept: Tensor) -> tuple[Tensor, Tensor]:
         if self.clip == 1:
             return kept.amin(-1), kept.amax(-1)
-        ends = torch.tensor([1 - self.clip, self.clip], dtype=kept.dtype, device=kept.device)
-        low, high = kept.quantile(ends, dim=-1)
+        low, high = kept.quantile(_ends_of(self.clip, kept.dtype, kept.device), dim=-1)
         return low, high
 
     def _kept(self, y: Tensor) -> Tensor:
@@ -170,3 +169,9 @@ class AffineQuantizer(Quantizer):
     def _to_rows(self, kept: Tensor) -> Tensor:
         blocks = kept.unflatten(-1, (self.group, self.block_tokens)).transpose(2, 3)
         return blocks.flatten(-2).flatten(1, 2)  # [b kept t]
+
+
+@lru_cache(maxsize=64)
+def _ends_of(clip: float, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " 2"]:
+    """Made once for a device, which the host would else wait for at every page."""
+    return torch.tensor([1 - clip, clip], dtype=dtype, device=device)

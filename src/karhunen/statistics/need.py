@@ -32,6 +32,9 @@ Kind = Literal[
 ]
 Statistic = Moments | Samples | Projection
 OF_WEIGHTS: tuple[Kind, Kind] = ("projection", "output_gram")  # known from the model alone: any text gives the same
+OF_READS: tuple[Kind, ...] = ("queries", "attended", "outputs", "output_gram")
+"""Sums over all that reads the cached vectors: query heads of the layer's group, and those of other layers that read
+what this one has cached."""
 
 SLOTS: tuple[Slot, Slot] = ("key", "value")
 

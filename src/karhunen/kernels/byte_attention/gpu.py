@@ -70,7 +70,7 @@ def _in_columns(frames: Float[Tensor, "b h q n c"], quads: EntryQuads, scale: fl
     columns = frames.float().transpose(2, 3).gather(-1, index) * quads.scale[:, None, None]
     size = columns.abs().amax((2, 4)).clamp_min(torch.finfo(torch.float32).tiny)
     columns = (columns / size[:, :, None, :, None]).half()
-    return Queries(columns.contiguous(), size * scale, size)
+    return Queries(columns.contiguous(), size * scale, size, size)
 
 
 def _bias(

@@ -15,6 +15,7 @@ from karhunen.kernels import triton_launch
 from karhunen.kernels.byte_encode.naive import require_agreement
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.entry_quads import refines
+from karhunen.kernels.host import HOST
 
 available = triton_launch.available
 
@@ -67,8 +68,8 @@ def _parts(tables: ByteTables, device: torch.device) -> tuple[Tensor, ...]:
             tables.entries.float().mT.contiguous(),
             tables.half_norms,
             tables.coefficient.int(),
-            torch.tensor(tables.column_start, dtype=torch.int32),
-            torch.tensor(tables.plane_start, dtype=torch.int32),
+            torch.tensor(tables.column_start, dtype=torch.int32, device=HOST),
+            torch.tensor(tables.plane_start, dtype=torch.int32, device=HOST),
         )
         tables.prepared[key] = tuple(part.to(device) for part in parts)
     return tables.prepared[key]

@@ -17,6 +17,7 @@ from karhunen.kernels.entry_quads import entry_quads
 from karhunen.kernels.scan_attention.frames import Frames, require_agreement
 from karhunen.kernels.scan_attention.gpu_frames import plan_queries
 from karhunen.kernels.split_attention import arguments
+from karhunen.kernels.split_attention.folding import fold_call
 from karhunen.kernels.split_attention.launch import Launch, Problem, nothing, plan
 from karhunen.kernels.triton_launch import Call
 
@@ -40,10 +41,12 @@ def scan_attention(
     hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
     n_splits: int | None = None,
     launch: Launch | None = None,
+    folded: bool = False,
 ) -> Partial:
     """As `naive.scan_attention`, in float32 from float16 operands; ValueError unless all tensors lie on one GPU.
 
-    `n_splits`: token ranges per row (see `token_splits`); `launch`: timed over LAUNCHES if None.
+    `n_splits`: token ranges per row (see `token_splits`); `launch`: timed over LAUNCHES if None; `folded`: scores from
+    key tables that the query is folded into, ValueError unless these are sums of two look-ups of 16.
     """
     require_agreement(query, keys, values, frames, mask)
     triton_launch.require_gpu(query, keys.codes, keys.gain, values.codes, values.gain, mask, *(hidden or ()))
@@ -53,6 +56,7 @@ def scan_attention(
     found, calls = planned(
         query, keys, values, frames, first_position=first_position, scale=scale, softcap=softcap,
         mask=_with_hidden(mask, hidden, query, keys.n_tokens), n_splits=n_splits, launch=launch,
+        folded=folded,
     )  # fmt: skip
     for call in calls:
         call.launch()
@@ -71,16 +75,17 @@ def planned(
     mask: Tensor | None = None,
     n_splits: int | None = None,
     launch: Launch | None = None,
+    folded: bool = False,
 ) -> tuple[Partial, tuple[Call, ...]]:
     """Where the result will be, and the launches that make it."""
     t, block, device = keys.n_tokens, frames.block_tokens, query.device
     first_block = 0 if block is None else first_position // block
     n_blocks = 1 if block is None else (first_position + t - 1) // block - first_block + 1
     first_offset = 0 if block is None else first_position - first_block * block
-    queries, bias, make_queries = plan_queries(query, frames, keys.tables, first_block, n_blocks, scale)
+    queries, bias, make_queries = plan_queries(query, frames, keys.tables, first_block, n_blocks, scale, folded)
     (key, key_kind), (value, value_kind) = (arguments.side_of(side, device) for side in (keys, values))
     groups, rows = queries.size.shape[1:]
-    shape = arguments.shape_of(rows, block)
+    shape = arguments.shape_of(rows, block, folded)
     seen, mask_kind = arguments.seen(mask, None, queries.size)
     together = arguments.aligned((key, value), shape, first_offset)
     problem = Problem(
@@ -91,7 +96,8 @@ def planned(
     )  # fmt: skip
     quads = entry_quads(values.tables, device)
     found, calls = plan(problem, quads, values.tables.n_coefficients, n_splits, launch)
-    return found, (make_queries, *calls)
+    folding = (fold_call(queries, key, key_kind, problem.extent, shape),) if folded else ()
+    return found, (make_queries, *folding, *calls)
 
 
 def _with_hidden(

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.entry_quads import entry_quads
+from karhunen.kernels.host import HOST
 from karhunen.kernels.scan_attention.frames import Frames
 from karhunen.kernels.scan_attention.naive import rotated
 from karhunen.kernels.split_attention.arguments import Queries
@@ -97,13 +98,13 @@ class BoundFrames:
 
     @classmethod
     def _made(cls, frames: Frames, tables: ByteTables, device: torch.device) -> "BoundFrames":
-        quads = entry_quads(tables, torch.device("cpu"))
+        quads = entry_quads(tables, HOST)
         n_heads, d, _ = frames.matrix.shape
         pairs, rest = _places(len(frames.first)), _places(len(frames.rest))
-        order = torch.full((2 * pairs + rest,), -1, dtype=torch.int32)
+        order = torch.full((2 * pairs + rest,), -1, dtype=torch.int32, device=HOST)
         for start, places in ((0, frames.first), (pairs, frames.second), (2 * pairs, frames.rest)):
-            order[start : start + len(places)] = torch.tensor(places, dtype=torch.int32)
-        group = torch.arange(n_heads) if tables.n_heads == n_heads else torch.zeros(n_heads, dtype=torch.int64)
+            order[start : start + len(places)] = torch.tensor(places, dtype=torch.int32, device=HOST)
+        group = torch.arange(n_heads, device=HOST) * (tables.n_heads == n_heads)  # joined heads have one table
         index = quads.coefficient.long()[group][:, None].expand(-1, d, -1)
         columns = frames.matrix.double().cpu().gather(2, index) * quads.scale.double()[group][:, None]
         bias = _bias(frames)
@@ -117,9 +118,11 @@ class BoundFrames:
 
 
 def plan_queries(
-    query: Float[Tensor, "b h r d"], frames: Frames, tables: ByteTables, first_block: int, n_blocks: int, scale: float
-) -> tuple[Queries, int, Call]:
-    """The rows of each table's heads in its columns, which biases there are (see `Terms`), and the launch."""
+    query: Float[Tensor, "b h r d"], frames: Frames, tables: ByteTables, first_block: int, n_blocks: int, scale: float,
+    folded: bool = False,
+) -> tuple[Queries, int, Call]:  # fmt: skip
+    """The rows of each table's heads in its columns, which biases there are (see `Terms`), and the launch. `folded`:
+    also room for the tables that they are folded into."""
     b, h, r, _ = query.shape
     bound, device = BoundFrames.of(frames, tables, query.device), query.device
     groups, rows = (h, r) if tables.n_heads == h else (1, h * r)
@@ -129,6 +132,7 @@ def plan_queries(
         torch.empty(b, groups, n_blocks, rows, shape.columns, dtype=torch.float16, device=device),
         torch.empty(b, groups, rows, device=device),
         torch.empty(b, groups, n_blocks, rows, shape.biases, device=device),
+        torch.empty(b, groups, n_blocks, shape.columns // 4 * folded, 32, rows, dtype=torch.float16, device=device),
     )
     turn = angles_of(frames, first_block, n_blocks, device)
     extent = FrameExtent(h, r, groups, rows, n_blocks, scale)
@@ -170,7 +174,7 @@ def _bias(frames: Frames) -> Float[Tensor, "h d k"]:
     there is no bias."""
     offset, mean = frames.offset.double().cpu(), frames.mean.double().cpu()
     turns = bool(mean[:, [*frames.first, *frames.second]].any())
-    places = torch.arange(frames.block_tokens if frames.block_tokens is not None and turns else 1)
+    places = torch.arange(frames.block_tokens if frames.block_tokens is not None and turns else 1, device=HOST)
     both = offset[:, None] + rotated(mean[:, None], frames, places)
     return both.mT if bool(both.any()) else both.mT[..., :0]
 

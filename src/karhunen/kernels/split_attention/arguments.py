@@ -54,11 +54,12 @@ class SideKind(NamedTuple):
 
 class Queries(NamedTuple):
     """The rows of a KV head in the columns of its key quads, block by block; what they were divided by, softmax scale
-    and all; what is added to the scores."""
+    and all; what is added to the scores; key tables that they are folded into (folding.py), or anything."""
 
     columns: Float[Tensor, "b h n q columns"]
     size: Float[Tensor, "b h q"]
     bias: Float[Tensor, "b h n q k"]
+    folded: Float[Tensor, "..."]
 
 
 class Seen(NamedTuple):
@@ -89,10 +90,11 @@ class Found(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Rows of a program, a power of two, and tokens of a block."""
+    """Rows of a program, a power of two, and tokens of a block; whether scores come from folded tables."""
 
     rows: int
     block: int
+    folded: bool = False
 
 
 class Terms(NamedTuple):
@@ -132,10 +134,10 @@ def _kind_of(tokens: CodedTokens, quads: EntryQuads) -> SideKind:
     return SideKind(entries.value, *bits, *pieces(quads.plane.shape[1]), gain)
 
 
-def shape_of(n_rows: int, block_tokens: int | None) -> Shape:
+def shape_of(n_rows: int, block_tokens: int | None, folded: bool = False) -> Shape:
     """For this many query rows of a KV head."""
     rows = min(MOST_ROWS, max(LEAST_ROWS, triton.next_power_of_2(n_rows)))
-    return Shape(rows, block_tokens or ONE_BLOCK)
+    return Shape(rows, block_tokens or ONE_BLOCK, folded)
 
 
 def aligned(sides: tuple[Side, Side], shape: Shape, first_offset: int) -> bool:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from karhunen.kernels.split_attention.entries import entries, plane_offsets
+from karhunen.kernels.split_attention.folding import folded_scores
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 WEIGHT_SCALE: tl.constexpr = tl.constexpr(4096.0)  # keeps weights down to 2^-26 of the largest gain normal in float16
@@ -62,15 +63,21 @@ def attend(
             _fetch(values, i_b, token + AHEAD * TILE, extent.tokens, b_value_a, b_value_b, VALUES)
 
         i_frame = (i_bh * extent.blocks + block) * extent.rows
-        p_rows = queries.columns + (i_frame + o_row) * (4 * (KEYS.quads_a + KEYS.quads_b))
-        b_query = tl.load(p_rows[None, :] + tl.arange(0, 4 * KEYS.quads_a)[:, None], mask=m_row[None, :], other=0.0)
-        b_entries = entries(keys, i_b, i_h, token, extent.tokens, b_key_a, 0, KEYS, TILE, TERMS.aligned)
-        b_scores = tl.dot(tl.trans(b_entries), b_query)
-        if KEYS.quads_b > 0:
-            o_column = 4 * KEYS.quads_a + tl.arange(0, 4 * KEYS.quads_b)
+        if SHAPE.folded:
+            b_scores = folded_scores(queries, keys, i_b, i_h, i_frame, token, extent, o_row, m_row, KEYS, SHAPE, TILE)
+        else:
+            p_rows = queries.columns + (i_frame + o_row) * (4 * (KEYS.quads_a + KEYS.quads_b))
+            o_column = tl.arange(0, 4 * KEYS.quads_a)
             b_query = tl.load(p_rows[None, :] + o_column[:, None], mask=m_row[None, :], other=0.0)
-            b_entries = entries(keys, i_b, i_h, token, extent.tokens, b_key_b, KEYS.quads_a, KEYS, TILE, TERMS.aligned)
-            b_scores = tl.dot(tl.trans(b_entries), b_query, b_scores)
+            b_entries = entries(keys, i_b, i_h, token, extent.tokens, b_key_a, 0, KEYS, TILE, TERMS.aligned)
+            b_scores = tl.dot(tl.trans(b_entries), b_query)
+            if KEYS.quads_b > 0:
+                o_second = 4 * KEYS.quads_a + tl.arange(0, 4 * KEYS.quads_b)
+                b_query = tl.load(p_rows[None, :] + o_second[:, None], mask=m_row[None, :], other=0.0)
+                b_entries = entries(
+                    keys, i_b, i_h, token, extent.tokens, b_key_b, KEYS.quads_a, KEYS, TILE, TERMS.aligned
+                )
+                b_scores = tl.dot(tl.trans(b_entries), b_query, b_scores)
         b_scores *= b_size[None, :]
         if KEYS.gain > 0:
             b_scores *= _gain(keys, i_b, i_h, o_token, m_token, KEYS)[:, None]

@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import save_tiny
@@ -31,7 +32,7 @@ DRAWING = ("leaderboard", "report")  # these draw pictures, for seconds
 VERBS = (*LOADING, "inspect", "report", "compare", "doctor", "recipes", "plan", "prefix")
 ENGINES = ("serve",)
 """Verbs that start an engine, which these tests have not: tests/serving."""
-EVERY_VERB = [verb if verb not in DRAWING else pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS]
+WORKING = (*DRAWING, "verify", "demo", "evaluate")  # these take seconds: one width each, the other is a long test
 
 
 @pytest.fixture(scope="session")
@@ -101,15 +102,23 @@ def test_the_verbs_are_all_of_them() -> None:
     assert sorted([*VERBS, *ENGINES]) == sorted(get_command(app).commands)
 
 
-@pytest.mark.parametrize("columns", [80, 60])
-@pytest.mark.parametrize("verb", EVERY_VERB)
+def in_columns() -> Iterator[Any]:
+    """Every verb in both widths; of those that take seconds every second one is wide, the others narrow."""
+    for verb in VERBS:
+        for columns in (80, 60):
+            is_long = verb in WORKING and columns != (80, 60)[WORKING.index(verb) % 2]
+            marks = [pytest.mark.long] if is_long else [pytest.mark.slow] if verb in WORKING else []
+            yield pytest.param(verb, columns, marks=marks)
+
+
+@pytest.mark.parametrize(("verb", "columns"), list(in_columns()))
 def test_every_verb_fits_its_terminal(command: Callable[[str], list[str]], verb: str, columns: int) -> None:
     shown = run_in_terminal(command(verb), columns)
     assert_readable(shown, columns)
     assert shown.sent.rfind(SHOW_CURSOR) >= shown.sent.rfind(HIDE_CURSOR), "the cursor is there again"
 
 
-@pytest.mark.parametrize("verb", EVERY_VERB)
+@pytest.mark.parametrize("verb", [pytest.param(v, marks=pytest.mark.long) if v in WORKING else v for v in VERBS])
 def test_a_terminal_that_cannot_redraw_gets_lines(
     command: Callable[[str], list[str]], verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +141,9 @@ def test_no_color_means_none(command: Callable[[str], list[str]], verb: str, mon
         assert COLOUR.search(coloured), "otherwise there is one"
 
 
-@pytest.mark.parametrize("verb", [v for v in VERBS if v not in DRAWING])
+@pytest.mark.parametrize(
+    "verb", [pytest.param(v, marks=pytest.mark.long) if v in WORKING else v for v in VERBS if v not in DRAWING]
+)
 def test_with_json_stdout_is_one_document_while_progress_goes_to_the_terminal(
     command: Callable[[str], list[str]], verb: str, tmp_path: Path
 ) -> None:
@@ -229,8 +240,13 @@ IN_THE_MIDDLE = {
 }  # fmt: skip
 
 
+OFTEN = ("calibrate", "evaluate in two processes")  # the others are long tests
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("what", IN_THE_MIDDLE)
+@pytest.mark.parametrize(
+    "what", [what if what in OFTEN else pytest.param(what, marks=pytest.mark.long) for what in IN_THE_MIDDLE]
+)
 def test_ctrl_c_in_the_middle_of_work_is_one_line_and_leaves_nothing_behind(
     what: str, model: Path, codec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

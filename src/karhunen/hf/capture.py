@@ -121,6 +121,7 @@ class _Recorder:
         index = getattr(attention.module, "layer_idx", None)
         if self.pending is None or self.pending[0] != index:
             self._read_again(index, attention, key, value)
+            self.inputs.clear()
             return
         if self.on_reader is not None:
             self.owners[self.pending[0]] = key[:, :, -1].clone(), value[:, :, -1].clone()

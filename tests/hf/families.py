@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers as tf
-from tests.hf.tiny import FAMILIES, SIZES, build
+from tests.hf.tiny import SIZES, build
 
 SPIKE = 30.0  # times the usual length of a key, in one coordinate
 

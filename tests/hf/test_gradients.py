@@ -15,6 +15,7 @@ from karhunen.hf import gradients
 from karhunen.hf.capture import Attention
 from karhunen.hf.gradients import SINK_TOKENS, ReadGradient, read_gradients
 from karhunen.hf.probe import inference, updates
+from karhunen.hf.queries import showing
 from karhunen.hf.rotary import detect_rotary
 from karhunen.statistics.need import Need
 

@@ -137,7 +137,7 @@ def mutate_json(rng: random.Random, data: Any) -> None:
 
 
 def _one(x: Tensor, rng: random.Random, value: float) -> Tensor:
-    made = x.clone()
+    made = x.clone(memory_format=torch.contiguous_format)
     if made.numel():
         made.view(-1)[rng.randrange(made.numel())] = value if made.is_floating_point() else int(max(-9, min(value, 99)))
     return made

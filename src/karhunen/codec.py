@@ -48,6 +48,7 @@ PART_PACKAGES = (
 )
 
 MOST_GRANULE_TOKENS = 1 << 14  # a token may wait for as many others
+MOST_IN_TABLE = 1e15  # two of them multiplied, a gain and a sum over a vector stay numbers in float32
 
 NOT_FINITE = "NaN or infinity among the vectors to be coded; the model's own forward produced it"
 
@@ -149,8 +150,13 @@ class SideCodec:
         tensors: dict[str, Tensor] = {}
         dismantle(self, tensors)
         for name, x in tensors.items():
-            if x.is_floating_point() and not bool(x.float().isfinite().all()):
+            if not x.is_floating_point() or not x.numel():
+                continue
+            largest = float(x.double().abs().max())
+            if not math.isfinite(largest):
                 raise ValueError(f"its {name} holds NaN or infinity")
+            if largest > MOST_IN_TABLE:
+                raise ValueError(f"its {name} holds {largest:.2g}; numbers of a table are {MOST_IN_TABLE:g} at most")
         g, d = (1, n_heads * dim) if self.frame.joined else (n_heads, dim)
         self.quantizer.check(g, self.transform.n_coefficients(g, d))
         self.layout.check(self.quantizer.widths)

@@ -31,6 +31,8 @@ from karhunen.hf.suits import check_window
 from karhunen.quantizers.affine import Affine
 from karhunen.quantizers.group_vq import GroupVQ
 from karhunen.recipe import Recipe
+from karhunen.statistics.gathered import Statistics
+from karhunen.statistics.need import Need
 
 WINDOW = "sink=2,recent=8"
 USUAL = {
@@ -105,9 +107,15 @@ def codec(family: str, recipe: Recipe) -> Codec:
     """Calibrated as a user does it, refusals first."""
     model = shared_model(family)
     check_window(model, recipe.window)
-    codec = fit(_briefly(recipe), calibrate(model, ids(4, 512, seed=9), recipe.needs()))
+    codec = fit(_briefly(recipe), statistics(family, tuple(recipe.needs())))
     CompressedCache(model, codec).close()
     return codec
+
+
+@cache
+def statistics(family: str, needs: tuple[Need, ...]) -> Statistics:
+    """Of 1,200 tokens."""
+    return calibrate(shared_model(family), ids(3, 400, seed=9), needs)
 
 
 def _briefly(recipe: Recipe) -> Recipe:
@@ -126,6 +134,7 @@ def forget() -> None:
     """Models and codecs are gone."""
     shared_model.cache_clear()
     codec.cache_clear()
+    statistics.cache_clear()
     gc.collect()
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from karhunen.card import ReportCard
 from karhunen.device import HOST, computes_float64, device_of, moved
-from karhunen.folder import read_folder, write_folder
+from karhunen.folder import named_folder, read_folder, write_folder
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.kernels.paths import forced
 from karhunen.packing.base import Layout
@@ -344,12 +344,12 @@ class Codec:
         if self.card is not None and self.card.codec != (mine := self.fingerprint()):
             raise ValueError(f"the report card is that of codec {self.card.codec}, this is {mine}; verify it anew")
         tensors: dict[str, Tensor] = {}
-        write_folder(Path(folder), FORMAT, VERSION, {"codec": dismantle(self, tensors)}, tensors)
+        write_folder(named_folder(folder), FORMAT, VERSION, {"codec": dismantle(self, tensors)}, tensors)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Codec":
         """Read an artifact, and log its report card; ValueError saying what is wrong with it."""
-        config, tensors = read_folder(Path(folder), FORMAT, *READ)
+        config, tensors = read_folder(named_folder(folder), FORMAT, *READ)
         made = _assembled(Path(folder), config.get("codec"), tensors)
         if not isinstance(made, cls):
             raise ValueError(f"{folder} holds a {type(made).__name__}, not a codec")

@@ -65,8 +65,10 @@ def run_leaderboard(wanted: Wanted, output: Path, as_json: bool) -> int:
 def evaluate(screen: Screen, wanted: Wanted) -> "Outcome":
     """Everything that can be refused is refused before the model is loaded."""
     from karhunen.evaluation.runner import evaluate as run_plan
+    from karhunen.folder import check_writable
 
     plan = plan_of(wanted)
+    check_writable(plan.results)
     where = placed(screen, wanted.model, wanted.dtype, plan.devices)
     one = partial(load_model, screen, wanted.model, wanted.dtype, where)
     return run_plan(

@@ -13,7 +13,6 @@ from typing import Any, final
 
 import torch
 from tests.hf.families import model_of
-from tests.synthetic import _untrained
 from torch import Tensor
 
 import karhunen
@@ -21,16 +20,16 @@ from karhunen import recipes
 from karhunen.allocation.uniform import Uniform
 from karhunen.attention import fused
 from karhunen.calibration.calibrate import calibrate
+from karhunen.cli.calibrate import _check_suits
 from karhunen.codec import Codec
 from karhunen.fitting import fit
 from karhunen.hf.cache import CompressedCache, dense_cache
 from karhunen.hf.capture import can_be_routed
 from karhunen.hf.hooks import before_forward
 from karhunen.hf.probe import cache_argument
-from karhunen.hf.suits import check_window
 from karhunen.quantizers.affine import Affine
 from karhunen.quantizers.group_vq import GroupVQ
-from karhunen.recipe import Recipe
+from karhunen.recipe import Recipe, Side
 from karhunen.statistics.gathered import Statistics
 from karhunen.statistics.need import Need
 
@@ -106,7 +105,7 @@ def shared_model(family: str) -> Any:
 def codec(family: str, recipe: Recipe) -> Codec:
     """Calibrated as a user does it, refusals first."""
     model = shared_model(family)
-    check_window(model, recipe.window)
+    _check_suits(recipe, model)
     codec = fit(_briefly(recipe), statistics(family, tuple(recipe.needs())))
     CompressedCache(model, codec).close()
     return codec
@@ -114,15 +113,20 @@ def codec(family: str, recipe: Recipe) -> Codec:
 
 @cache
 def statistics(family: str, needs: tuple[Need, ...]) -> Statistics:
-    """Of 1,200 tokens."""
-    return calibrate(shared_model(family), ids(3, 400, seed=9), needs)
+    """Of 2,500 tokens."""
+    return calibrate(shared_model(family), ids(5, 500, seed=9), needs)
 
 
 def _briefly(recipe: Recipe) -> Recipe:
     """With short training of codebooks."""
     if recipe.key is None or recipe.value is None:
         return recipe
-    return replace(recipe, key=_untrained(recipe.key), value=_untrained(recipe.value))
+    return replace(recipe, key=_trained_briefly(recipe.key), value=_trained_briefly(recipe.value))
+
+
+def _trained_briefly(side: Side) -> Side:
+    quantizer: Any = side.quantizer
+    return replace(side, quantizer=replace(quantizer, n_iterations=4)) if hasattr(quantizer, "n_iterations") else side
 
 
 def ids(b: int, t: int, seed: int = 0) -> Tensor:

@@ -15,7 +15,7 @@ SLICE = {
     "Qwen3": ["full", "nova_kv"],
     "Gemma 3": ["karhunen"],
     "Bloom": ["int4", "snapkv"],
-    "Falcon-H1": ["kivi"],
+    "LFM2": ["kivi"],
     "MiniCPM3": ["int4", "karhunen"],
 }
 REFUSED = {("Bloom", "snapkv"): "ALiBi", ("MiniCPM3", "karhunen"): "latent attention"}

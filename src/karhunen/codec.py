@@ -19,7 +19,7 @@ from torch import Tensor
 
 from karhunen.card import ReportCard
 from karhunen.device import HOST, computes_float64, device_of, moved
-from karhunen.folder import read_folder, write_folder
+from karhunen.folder import named_folder, read_folder, write_folder
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.kernels.paths import forced
 from karhunen.packing.base import Layout
@@ -48,6 +48,7 @@ PART_PACKAGES = (
 )
 
 MOST_GRANULE_TOKENS = 1 << 14  # a token may wait for as many others
+MOST_IN_TABLE = 1e15  # two of them multiplied, a gain and a sum over a vector stay numbers in float32
 
 NOT_FINITE = "NaN or infinity among the vectors to be coded; the model's own forward produced it"
 
@@ -149,8 +150,13 @@ class SideCodec:
         tensors: dict[str, Tensor] = {}
         dismantle(self, tensors)
         for name, x in tensors.items():
-            if x.is_floating_point() and not bool(x.float().isfinite().all()):
+            if not x.is_floating_point() or not x.numel():
+                continue
+            largest = float(x.double().abs().max())
+            if not math.isfinite(largest):
                 raise ValueError(f"its {name} holds NaN or infinity")
+            if largest > MOST_IN_TABLE:
+                raise ValueError(f"its {name} holds {largest:.2g}; numbers of a table are {MOST_IN_TABLE:g} at most")
         g, d = (1, n_heads * dim) if self.frame.joined else (n_heads, dim)
         self.quantizer.check(g, self.transform.n_coefficients(g, d))
         self.layout.check(self.quantizer.widths)
@@ -338,12 +344,12 @@ class Codec:
         if self.card is not None and self.card.codec != (mine := self.fingerprint()):
             raise ValueError(f"the report card is that of codec {self.card.codec}, this is {mine}; verify it anew")
         tensors: dict[str, Tensor] = {}
-        write_folder(Path(folder), FORMAT, VERSION, {"codec": dismantle(self, tensors)}, tensors)
+        write_folder(named_folder(folder), FORMAT, VERSION, {"codec": dismantle(self, tensors)}, tensors)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Codec":
         """Read an artifact, and log its report card; ValueError saying what is wrong with it."""
-        config, tensors = read_folder(Path(folder), FORMAT, *READ)
+        config, tensors = read_folder(named_folder(folder), FORMAT, *READ)
         made = _assembled(Path(folder), config.get("codec"), tensors)
         if not isinstance(made, cls):
             raise ValueError(f"{folder} holds a {type(made).__name__}, not a codec")

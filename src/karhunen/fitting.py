@@ -24,7 +24,7 @@ from karhunen.statistics.need import SLOTS, Need, Slot
 from karhunen.statistics.samples import Samples
 from karhunen.transforms.base import Transform, TransformData
 from karhunen.transforms.chain import transformed_moments
-from karhunen.values import dismantle
+from karhunen.values import dismantle, refuse_unless_a
 from karhunen.windows.small_norm import NormBelow
 
 Key = tuple[int, Slot]
@@ -67,6 +67,8 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     missing or zero in every layer, a size does not fit, the recipe's frame needs a rotation that the model does not
     have, or a fitted table would hold NaN or infinity.
     """
+    refuse_unless_a("recipe", recipe, Recipe, would="make one with karhunen.make")
+    refuse_unless_a("statistics", statistics, Statistics, would="karhunen.calibrate gives them")
     statistics = moved(statistics, HOST)
     left = reasons_left_exact(recipe, statistics.model)
     _refuse_missing_rotation(recipe, statistics)

@@ -21,6 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from karhunen.values import refuse_unless_a
+
 CONFIG, TENSORS = "config.json", "tensors.safetensors"
 NEW = ".karhunen-new"  # a folder for what is being written
 FORMATS = "karhunen-"  # how every format of ours begins
@@ -49,6 +51,14 @@ def write_folder(
                 _finish(folder)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"cannot write {folder}: {error}; what was there before is still whole") from error
+
+
+def named_folder(given: object) -> Path:
+    """The folder a caller names; TypeError or ValueError for what names none: nothing is not the current folder."""
+    refuse_unless_a("folder", given, str, os.PathLike, would="give its path")
+    if not str(given):
+        raise ValueError("the path is empty; give that of a folder, or `.` for the current one")
+    return Path(cast("str", given))
 
 
 def check_target(folder: Path, format_name: str) -> None:
@@ -190,6 +200,12 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"it names {next(name for name in names if names.count(name) > 1)!r} twice")
     return made
+
+
+def format_of(folder: Path) -> str:
+    """Which artifact of ours a folder says it holds, such as karhunen-codec; empty if none."""
+    found = _format_of(folder)
+    return found if found.startswith(FORMATS) else ""
 
 
 def _format_of(folder: Path) -> str:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from karhunen.calibration.checks import check_counts, check_differentiable, check_ids, check_seen
+from karhunen.calibration.checks import check_counts, check_differentiable, check_ids, check_seen, checked_needs
 from karhunen.calibration.free_memory import shared_free_bytes
 from karhunen.calibration.gathering import Gathering, Plan
 from karhunen.calibration.memory import HOST, MAX_SAMPLES, Work
@@ -80,7 +80,7 @@ def calibrate(
     with (processes or Processes.found()).connected() as channel:
         with channel.together():
             check_counts(max_tokens=max_tokens, min_tokens=min_tokens, sequence_tokens=sequence_tokens)
-            wanted = tuple(sorted(set(needs), key=repr))
+            wanted = checked_needs(needs)
             if any(need.kind == "gradients" for need in wanted):
                 check_differentiable(model)
             identity, rotaries = describe(model), detect_rotary(model)

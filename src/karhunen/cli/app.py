@@ -23,6 +23,7 @@ from karhunen.cli.options import (
     Texts,
     not_negative,
     path,
+    positive,
     share,
     word,
 )
@@ -201,7 +202,10 @@ def bench(
     tokens: Annotated[list[int] | None, typer.Option("--tokens", min=1, help="Length of context; repeatable.")] = None,
     batch: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Rows; repeatable; 1.")] = None,
     bits: Annotated[
-        list[float] | None, typer.Option("--bits", help="Bits per element of a made-up layer; repeatable; 2.")
+        list[float] | None,
+        typer.Option(
+            "--bits", metavar="FLOAT", parser=positive, help="Bits per element of a made-up layer; repeatable; 2."
+        ),
     ] = None,
     tables: Annotated[
         list[str] | None,

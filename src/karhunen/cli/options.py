@@ -27,9 +27,19 @@ def share(given: str | float) -> float:
     return _number(given, "a number above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
+def from_0_to_1(given: str | float) -> float:
+    """A share that may be nothing or all."""
+    return _number(given, "a number from 0 to 1", lambda value: 0 <= value <= 1)
+
+
+def positive(given: str | float) -> float:
+    """A finite number above 0."""
+    return _number(given, "a finite number above 0", lambda value: 0 < value < inf)
+
+
 def not_negative(given: str | float) -> float:
     """A finite number of 0 or more."""
-    return _number(given, "a number of 0 or more", lambda value: 0 <= value < inf)
+    return _number(given, "a finite number of 0 or more", lambda value: 0 <= value < inf)
 
 
 def _number(given: str | float, wanted: str, fits: Callable[[float], bool]) -> float:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from karhunen.cli.options import DEFAULT_DEVICE, Devices, Json, path, word
+from karhunen.cli.options import DEFAULT_DEVICE, Devices, Json, path, positive, word
 
 planning = typer.Typer()
 
@@ -52,7 +52,12 @@ def plan(
     ] = None,
     ratio: Annotated[
         list[float] | None,
-        typer.Option("--ratio", help="A nominal ratio to 16 bits, without an exact window; repeatable."),
+        typer.Option(
+            "--ratio",
+            metavar="FLOAT",
+            parser=positive,
+            help="A nominal ratio to 16 bits, without an exact window; repeatable.",
+        ),
     ] = None,
     calibration: Annotated[
         bool, typer.Option("--calibration", help="Also what memory calibration takes; a few seconds.")
@@ -66,7 +71,13 @@ def plan(
     ] = 2048,
     device: Devices = DEFAULT_DEVICE,
     max_step: Annotated[
-        float, typer.Option("--max-step", help="Times the fastest dense step that --check lets a step take.")
+        float,
+        typer.Option(
+            "--max-step",
+            metavar="FLOAT",
+            parser=positive,
+            help="Times the fastest dense step that --check lets a step take.",
+        ),
     ] = 1.0,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="A picture of memory against context, PNG or SVG.", parser=path)

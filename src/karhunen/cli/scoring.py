@@ -15,6 +15,8 @@ from karhunen.cli.options import (
     Json,
     Model,
     Texts,
+    from_0_to_1,
+    not_negative,
     path,
     word,
 )
@@ -109,17 +111,35 @@ def verify(
     codec: CodecFolder,
     model: Model = DEFAULT_MODEL,
     text: Texts = None,
-    max_kl: Annotated[float, typer.Option("--max-kl", min=0.0, help="Mean logit KL, nats.")] = 0.02,
-    max_kl_p999: Annotated[float, typer.Option("--max-kl-p999", min=0.0, help="Its 99.9th percentile.")] = 1.0,
+    max_kl: Annotated[
+        float, typer.Option("--max-kl", metavar="FLOAT", parser=not_negative, help="Mean logit KL, nats.")
+    ] = 0.02,
+    max_kl_p999: Annotated[
+        float, typer.Option("--max-kl-p999", metavar="FLOAT", parser=not_negative, help="Its 99.9th percentile.")
+    ] = 1.0,
     max_kl_pages: Annotated[
-        float, typer.Option("--max-kl-pages", min=0.0, help="Mean KL after a prompt restored from pages.")
+        float,
+        typer.Option(
+            "--max-kl-pages", metavar="FLOAT", parser=not_negative, help="Mean KL after a prompt restored from pages."
+        ),
     ] = 0.05,
-    min_top1: Annotated[float, typer.Option("--min-top1", min=0.0, max=1.0, help="Same likeliest token.")] = 0.95,
+    min_top1: Annotated[
+        float, typer.Option("--min-top1", metavar="FLOAT", parser=from_0_to_1, help="Same likeliest token.")
+    ] = 0.95,
     min_needles: Annotated[
-        float, typer.Option("--min-needles", min=0.0, max=1.0, help="Of the facts that the dense model finds.")
+        float,
+        typer.Option(
+            "--min-needles", metavar="FLOAT", parser=from_0_to_1, help="Of the facts that the dense model finds."
+        ),
     ] = 0.9,
     min_calls: Annotated[
-        float, typer.Option("--min-calls", min=0.0, max=1.0, help="Of the tool calls that the dense model is sure of.")
+        float,
+        typer.Option(
+            "--min-calls",
+            metavar="FLOAT",
+            parser=from_0_to_1,
+            help="Of the tool calls that the dense model is sure of.",
+        ),
     ] = 0.9,
     prefill_tokens: PrefillTokens = 2560,
     scored_tokens: ScoredTokens = 384,

@@ -43,6 +43,7 @@ from karhunen.store.account import Account
 from karhunen.store.layer_store import LayerStore
 from karhunen.store.positions import Offsets
 from karhunen.store.report import LayerReport, Report
+from karhunen.values import refuse_unless_a
 from karhunen.windows.base import Window
 from karhunen.windows.score import Queries
 
@@ -206,21 +207,35 @@ class CompressedLayer(DynamicLayer):
     def crop(self, tokens_to_remove: int | Tensor) -> None:
         """Remove that many tokens from the end if negative; if positive, keep that many (transformers before 5.20)."""
         count, n = int(tokens_to_remove), self.store.n_tokens  # assisted decoding counts in tensors
+        if count != tokens_to_remove or count < -n:
+            raise ValueError(f"a cache of {n} tokens is not cropped by {tokens_to_remove}; give a whole number")
         self.store.crop(n + count if count <= 0 else count)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows in the order of `beam_idx`."""
-        self.store.select(beam_idx)
+        self._select(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows; a boolean mask works too."""
-        indices = indices.nonzero().squeeze(-1) if indices.dtype == torch.bool else indices
-        self.store.select(indices)
+        if indices.dtype == torch.bool:
+            if self.store.n_tokens and len(indices) != self.batch_size:
+                raise ValueError(f"a mask of {len(indices)} rows is not one of a cache of {self.batch_size} rows")
+            indices = indices.nonzero().squeeze(-1)
+        self._select(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times, side by side."""
+        if repeats < 1:
+            raise ValueError(f"rows are not repeated {repeats} times; use 1 or more")
         if self.store.n_tokens:
             self.store.select(torch.arange(self.batch_size, device=HOST).repeat_interleave(repeats))
+
+    def _select(self, rows: Tensor) -> None:
+        rows = rows.to(HOST)
+        n = self.batch_size
+        if n >= 0 and rows.numel() and (rows.is_floating_point() or not 0 <= int(rows.min()) <= int(rows.max()) < n):
+            raise ValueError(f"rows {rows.tolist()} are not among the {n} rows held; count from 0 to {n - 1}")
+        self.store.select(rows)
 
     def offload(self) -> None:
         """Refused: coded bytes stay where attention reads them."""
@@ -243,6 +258,10 @@ class CompressedCache(Cache):
     def __init__(
         self, model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None = None, keep_decoded: bool = False
     ) -> None:
+        refuse_unless_a("model", model, nn.Module, would="load it first, as with karhunen.load")
+        refuse_unless_a("codec", codec, Codec, would="fit one, or read one with Codec.from_pretrained")
+        if exact_dtype is not None and not (isinstance(exact_dtype, torch.dtype) and exact_dtype.is_floating_point):
+            raise ValueError(f"exact_dtype={exact_dtype!r} holds no vectors; use torch.bfloat16, float16 or float32")
         given, model = model, uncompiled(model)
         codec.check_model(identity_of(model))
         check_window(model, codec.window)
@@ -260,6 +279,27 @@ class CompressedCache(Cache):
         super().__init__(layers=layers)
         self._model = weakref.ref(model)
         self._watch(model)
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """As a layer's; ValueError for vectors that are not of that layer of the model, or of other rows."""
+        if not torch.compiler.is_compiling():
+            self._check_vectors(key_states, value_states, layer_idx)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def _check_vectors(self, key: Tensor, value: Tensor, index: int) -> None:
+        if not 0 <= index < len(self.layers):
+            raise ValueError(f"there is no layer {index}; the model's cache has {len(self.layers)}")
+        layer, shape = self.layers[index], self.codec.model.layers[index]
+        if not isinstance(layer, CompressedLayer):
+            return
+        b, n = layer.batch_size if layer.store.n_tokens else key.shape[0], key.shape[-2]
+        wanted = tuple((b, shape.n_kv_heads, n, dim) for dim in (shape.key_dim, shape.value_dim))
+        if (key.shape, value.shape) != wanted or not (key.is_floating_point() and value.is_floating_point()):
+            raise ValueError(
+                f"layer {index} takes keys of {wanted[0]} and values of {wanted[1]}, in floating point, and was given "
+                f"{tuple(key.shape)} and {tuple(value.shape)} in {key.dtype} and {value.dtype}: use a cache with the "
+                "model and the rows it was made for"
+            )
 
     def report(self) -> Report:
         """What each layer holds, in bytes, and why those not coded are exact."""

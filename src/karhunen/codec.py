@@ -31,6 +31,7 @@ from karhunen.transforms.base import Transform
 from karhunen.values import assemble, dismantle, fingerprint, kinds_in
 from karhunen.windows.base import Window
 from karhunen.windows.left_out import without
+from karhunen.windows.refining import check_layers
 from karhunen.windows.small_norm import NormBelow
 
 FORMAT, VERSION = "karhunen-codec", 2
@@ -298,6 +299,10 @@ class Codec:
                 raise ValueError(f"layer {index} is coded, and is {shape}")
             if (layer.exceptions is None) != (self.window.exceptions is None):
                 raise ValueError(f"layer {index}: its rule for exact tokens is not the window's")
+            try:
+                check_layers(self.window, {slot: layer.side(slot).quantizer for slot in SLOTS})
+            except ValueError as error:
+                raise ValueError(f"layer {index}: {error}") from error
             for slot, dim in zip(SLOTS, (shape.key_dim, shape.value_dim), strict=True):
                 try:
                     layer.side(slot).check(shape.n_kv_heads, dim)

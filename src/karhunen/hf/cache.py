@@ -312,8 +312,8 @@ class CompressedCache(Cache):
         return load_session(model, folder, codec)[0]
 
     def shrink(self, n_bytes: int) -> int:
-        """Give back `n_bytes` or a little more, in place, coldest refinements first; fewer where all tokens are at their
-        base. Returns the bytes given back. Tokens that come later are refined as little as those that are left.
+        """Give back `n_bytes` or a little more, in place, coldest refinements first; fewer where all tokens are at
+        their base. Returns the bytes given back. Tokens that come later are refined as little as those that are left.
         ValueError where nothing has refinements, or another cache shares them."""
         return shrink(self, n_bytes)
 

@@ -83,7 +83,7 @@ class EmbeddedQuantizer(Quantizer):
 @dataclass(frozen=True)
 class Embedded(QuantizerSpec):
     """A base of `inner` at the side's rates, and layers of it whose rates `layers` give, one allocation each. Layers
-    are fitted one after the other (`refined`), since each is allocated over what the others leave in the whole model."""
+    are fitted one after the other (`refined`): each is allocated over what the others leave in the whole model."""
 
     inner: ByteVQ
     layers: tuple[Allocation, ...]

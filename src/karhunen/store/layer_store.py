@@ -29,13 +29,13 @@ from karhunen.store.exceptions import Exceptions
 from karhunen.store.observed import Observed
 from karhunen.store.pages import PageBuffer
 from karhunen.store.positions import Offsets, Positions
-from karhunen.store.refinements import Refinements, base_planes, check_layers
+from karhunen.store.refinements import Refinements, base_planes
 from karhunen.store.selection import Selection
 from karhunen.store.snapshot import Snapshot
 from karhunen.store.state import BufferState, SelectionState, StoreState
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
-from karhunen.windows.refining import Refining
+from karhunen.windows.refining import Refining, check_layers
 from karhunen.windows.score import Queries
 from karhunen.windows.top_scored import TopScored
 
@@ -56,8 +56,8 @@ class LayerStore:
         self.codec = codec
         self._decoded = Decoded() if keep_decoded and codec is not None and not codec.is_paged else None
         self.window = window
-        if codec is not None and isinstance(window, Refining):
-            check_layers(codec, window)
+        if codec is not None:
+            check_layers(window, {slot: codec.side(slot).quantizer for slot in SLOTS})
         self.reset()
 
     def reset(self) -> None:
@@ -168,8 +168,8 @@ class LayerStore:
             self.observed.see_all(queries, key, padded[:, n_gone:] if self._rows_at.runs else None)
 
     def observe_exact(self, queries: Queries, log_sum: Float[Tensor, "b q m"], mask: Tensor | None) -> None:
-        """As `observe`, where the tokens were read from their bytes: `log_sum` is the logarithm of what the softmax over
-        all tokens held was divided by, `mask` `[b 1 m t]` what of these was seen."""
+        """As `observe`, where the tokens were read from their bytes: `log_sum` is the logarithm of what the softmax
+        over all tokens held was divided by, `mask` `[b 1 m t]` what of these was seen."""
         if self.observed is not None:
             key = self._recent["key"]
             here = None if mask is None else mask[..., mask.shape[-1] - key.shape[2] :]

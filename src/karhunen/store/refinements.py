@@ -29,15 +29,6 @@ def base_planes(codec: LayerCodec, slot: Slot) -> int:
     return quantizer.edges[0] if isinstance(quantizer, EmbeddedQuantizer) else layout.bytes_per_token
 
 
-def check_layers(codec: LayerCodec, window: Refining) -> None:
-    """ValueError unless both sides have as many layers as the window gives."""
-    for slot in SLOTS:
-        quantizer = codec.side(slot).quantizer
-        n = len(quantizer.parts) - 1 if isinstance(quantizer, EmbeddedQuantizer) else 0
-        if n != window.n_layers:
-            raise ValueError(f"its {slot}s have {n} layers of refinement, its window gives {window.n_layers}")
-
-
 @final
 @dataclass(frozen=True)
 class RowRefined:
@@ -46,7 +37,7 @@ class RowRefined:
 
     tokens: Int[Tensor, " n"]
     classes: Int[Tensor, " n"]
-    layers: tuple[tuple[UInt8[Tensor, "p m"], UInt8[Tensor, "e m"]], ...]
+    layers: tuple[tuple[UInt8[Tensor, "_ _"], UInt8[Tensor, "_ _"]], ...]
 
     def having(self, layer: int) -> Int[Tensor, " m"]:
         """Which of the tokens have a layer, counted from 0."""
@@ -55,10 +46,9 @@ class RowRefined:
     def prefix(self, base: Packed, slot: Slot, n_layers: int) -> tuple[Int[Tensor, " m"], UInt8[Tensor, "1 p m"]]:
         """Those of exactly `n_layers` layers, and all their planes; `base` holds the row's base planes."""
         mine = self.classes == n_layers
-        parts = [base.planes[0][:, self.tokens[mine]]]
-        for layer in range(n_layers):
-            parts.append(self.layers[layer][SLOTS.index(slot)][:, mine[self.classes > layer]])
-        return self.tokens[mine], torch.cat(parts)[None]
+        side = SLOTS.index(slot)
+        layers = [self.layers[layer][side][:, mine[self.classes > layer]] for layer in range(n_layers)]
+        return self.tokens[mine], torch.cat([base.planes[0][:, self.tokens[mine]], *layers])[None]
 
 
 @final
@@ -69,7 +59,7 @@ class Refined:
     heat: UInt8[Tensor, "b t"]
     line: int
     rule: Refining
-    layers: tuple[tuple[UInt8[Tensor, "p _"], ...], ...]
+    layers: tuple[tuple[UInt8[Tensor, "_ _"], ...], ...]
     n_key_planes: tuple[int, ...]
 
     @property
@@ -113,7 +103,7 @@ class Refinements:
         return twin
 
     def append(self, heat: UInt8[Tensor, "b t"], codec: LayerCodec, planes: dict[Slot, UInt8[Tensor, "b _ t"]]) -> None:
-        """Tokens that were just coded, with the planes of all layers, of which they keep those that their heat is worth."""
+        """Tokens that were just coded, with the planes of all layers; they keep those that their heat is worth."""
         b = heat.shape[0]
         classes = self.rule.classes(heat, self.line)
         self._heat.append(heat)

@@ -11,6 +11,7 @@ and drops the others' tokens.
 Here:   whole layers, as many as the budget has; the line b is set anew by each group of tokens that leaves together.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -21,6 +22,8 @@ from torch import Tensor
 from karhunen.allocation.base import Allocation
 from karhunen.allocation.water_filling import WaterFilling
 from karhunen.device import HOST
+from karhunen.quantizers.base import Quantizer
+from karhunen.quantizers.embedded import EmbeddedQuantizer
 from karhunen.values import refuse_unless_whole
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition
@@ -89,9 +92,7 @@ class Refining(Window):
         """As within."""
         return self.window.partition(n_tokens, granule)
 
-    def heat(
-        self, scores: Float[Tensor, "b t"], n_before: int, given: Int[Tensor, " b"]
-    ) -> UInt8[Tensor, "b t"]:
+    def heat(self, scores: Float[Tensor, "b t"], n_before: int, given: Int[Tensor, " b"]) -> UInt8[Tensor, "b t"]:
         """What each token's refinement is worth, in sixteenths of a layer: `classes` of it meets the budget exactly.
 
         `scores` are mean squared weights, on the host, not a number for tokens that get none (padding, exact ones).
@@ -119,6 +120,15 @@ class Refining(Window):
     def classes(self, heat: UInt8[Tensor, "b t"], line: int = 0) -> Int[Tensor, "b t"]:
         """How many layers each token has when the line has risen by `line` sixteenths of a layer."""
         return ((heat.long() - line) // STEPS).clamp(0, self.n_layers)
+
+
+def check_layers(window: Window, quantizers: Mapping[str, Quantizer]) -> None:
+    """ValueError unless the quantizers, by name of their side, have as many layers as the window gives."""
+    wanted = window.n_layers if isinstance(window, Refining) else 0
+    for name, quantizer in quantizers.items():
+        n = len(quantizer.parts) - 1 if isinstance(quantizer, EmbeddedQuantizer) else 0
+        if n != wanted:
+            raise ValueError(f"its {name}s have {n} layers of refinement, its window gives {wanted}")
 
 
 @final

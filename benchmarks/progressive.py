@@ -1,0 +1,354 @@
+"""Tokens of different rates against one rate: KL near and far, facts nobody asked about, a cache that shrinks.
+
+    near      the 256 tokens after the prompt          far       256 tokens that come 768 later
+    needle    numbers planted in a prompt of 2,560 tokens and asked only at the end: log-probability of their digits
+    shrink    one greedy text, during which refinements are given back, half of them and then all
+
+Each measurement of a recipe on a document is a JSON in `--results`; what is there is not run again, so runs may be cut.
+
+    python benchmarks/progressive.py --split test --json results/measured/progressive.json --plot docs/progressive.png
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import asdict
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from karhunen.calibration.calibrate import calibrate
+from karhunen.calibration.texts import calibration_text
+from karhunen.codec import Codec
+from karhunen.evaluation.documents import Split, default_documents, encode
+from karhunen.evaluation.plots import COLOURS, MARKERS
+from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.score import Document, coded_copy, run_dense, score
+from karhunen.fitting import fit
+from karhunen.hf.attention import reading_bytes
+from karhunen.hf.cache import CompressedCache, dense_cache
+from karhunen.hf.embedded import load
+from karhunen.hf.probe import cache_argument, inference
+from karhunen.recipes import make
+from karhunen.statistics.artifact import load_statistics, save_statistics
+from karhunen.store.report import Report
+
+PROMPT, NEAR, FAR, SCORED = 2560, slice(0, 256), slice(768, 1024), 1024
+RECIPES = (
+    "karhunen:bits=1", "karhunen:bits=1.25", "karhunen:bits=1.5", "karhunen:bits=2", "karhunen:bits=3",
+    "karhunen:progressive=true,bits=1.25", "karhunen:progressive=true,bits=1.5", "karhunen:progressive=true,bits=2",
+    "karhunen:progressive=true,bits=2,layers=1", "snapkv_int4:kept=840",
+)  # fmt: skip
+FAMILIES = {
+    "one rate": "karhunen:bits=",
+    "progressive": "karhunen:progressive=true,bits=",
+    "SnapKV + int4": "snapkv_int4",
+}
+EMBEDDED = ",layers=1"  # at bits=2 every token has the one layer: an embedded code at one rate
+PLACES = ("Lisbon", "Oslo", "Turin", "Quito", "Hanoi", "Dakar", "Leeds", "Perth", "Kyoto", "Malmo")
+STEPS = 48  # tokens generated at each stage of shrinking
+
+
+def main() -> None:
+    """Measure what is missing, print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--recipe", nargs="+", default=list(RECIPES))
+    parser.add_argument("--split", choices=("development", "test"), default="test")
+    parser.add_argument("--documents", type=int, nargs=3, default=[1, 1, 1], metavar=("PROSE", "CODE", "LITERATURE"))
+    parser.add_argument("--measure", nargs="+", default=["kl", "needle", "shrink"], choices=("kl", "needle", "shrink"))
+    parser.add_argument("--statistics", type=Path, default=Path("results/progressive/statistics"))
+    parser.add_argument("--results", type=Path, default=Path("results/progressive"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    given = parser.parse_args()
+    run = _Run(given.model, given.split, given.results, given.statistics)
+    run.measure(given.recipe, given.documents, given.measure)
+    rows = run.rows(given.recipe)
+    print(f"\n{table(rows)}\n")
+    shrunk = run.found("shrink")
+    print(shrink_table(shrunk))
+    document = {
+        "made": asdict(provenance()),
+        "model": given.model,
+        "split": given.split,
+        "rows": rows,
+        "shrink": shrunk,
+    }
+    if given.json:
+        given.json.parent.mkdir(parents=True, exist_ok=True)
+        given.json.write_text(json.dumps(document, indent=1) + "\n")
+    if given.plot:
+        figure_of(document).savefig(given.plot, dpi=150)
+
+
+class _Run:
+    """Measurements of one model on one split."""
+
+    def __init__(self, model_name: str, split: Split, results: Path, statistics_at: Path) -> None:
+        self.model_name, self.split, self.results, self.statistics_at = model_name, split, results, statistics_at
+
+    def measure(self, recipes: Sequence[str], counts: Sequence[int], kinds: Sequence[str]) -> None:
+        """Document by document: the dense run of each is needed by all recipes."""
+        model, tokenizer = self.loaded
+        sizes = dict(zip(("n_prose", "n_code", "n_literature"), counts, strict=True))
+        found = default_documents(tokenizer, self.split, **sizes, prefill_tokens=PROMPT, scored_tokens=SCORED)
+        for document in found:
+            for kind, one in (("kl", self.kl), ("needle", self.needle), ("shrink", self.shrink)):
+                wanted = recipes if kind != "shrink" else [r for r in recipes if "progressive" in r][:1]
+                missing = [r for r in wanted if not self.at(kind, document.name, r).is_file()]
+                if kind in kinds and missing and (kind != "shrink" or document is found[0]):
+                    print(f"{document.name}: {kind} of {len(missing)} recipes", flush=True)
+                    with inference(model):
+                        one(document, missing)
+
+    def kl(self, document: Document, recipes: Sequence[str]) -> None:
+        """Near and far."""
+        model, _ = self.loaded
+        dense = run_dense(model, document)
+        for recipe in recipes:
+            scored = score(model, self.codec(recipe), dense)
+            self.keep(
+                "kl", document.name, recipe,
+                near=float(scored.kl[NEAR].mean()), far=float(scored.kl[FAR].mean()),
+                top1=float(scored.agree[NEAR].float().mean()), bits=mean_bits(scored.report),
+            )  # fmt: skip
+
+    def needle(self, document: Document, recipes: Sequence[str]) -> None:
+        """Facts between the document's paragraphs, asked one by one after 128 more tokens of it."""
+        model, tokenizer = self.loaded
+        prompt, asked = planted(tokenizer, document)
+        plain = dense_cache(model)
+        logits(model, prompt, plain)
+        for recipe in ("dense", *recipes):
+            if recipe == "dense":
+                made: Any = plain
+            else:
+                made = coded_copy(model, self.codec(recipe), prompt, plain)
+            found = [_asked(model, made, question, digits) for question, digits in asked]
+            self.keep(
+                "needle", document.name, recipe, log_probability=[f[0] for f in found], right=[f[1] for f in found],
+                bits=16.0 if recipe == "dense" else mean_bits(made.report()),
+            )  # fmt: skip
+
+    def shrink(self, document: Document, recipes: Sequence[str]) -> None:
+        """Text and bytes before, while half of the refinements have gone, and at the base; read from bytes."""
+        model, tokenizer = self.loaded
+        for recipe in recipes:
+            with reading_bytes(model):
+                cache = CompressedCache(model, self.codec(recipe))
+                token = logits(model, document.tokens[:PROMPT], cache)[-1].argmax()
+                before = refined_bytes(cache)
+                stages: list[dict[str, Any]] = []
+                for stage, n_bytes in (("all refinements", 0), ("half given back", before // 2), ("base", 1 << 40)):
+                    freed = cache.shrink(n_bytes)
+                    said, seconds = [], list[float]()
+                    for _ in range(STEPS):
+                        said.append(int(token))
+                        start = time.perf_counter()
+                        token = logits(model, token[None], cache)[-1].argmax()
+                        seconds.append(time.perf_counter() - start)
+                    stages.append({
+                        "stage": stage, "given_back": freed, "refinements": refined_bytes(cache),
+                        "held": cache.report().total.held, "bits": mean_bits(cache.report()),
+                        "ms": 1e3 * statistics.median(seconds), "text": tokenizer.decode(said),
+                    })  # fmt: skip
+                self.keep("shrink", document.name, recipe, stages=stages)
+
+    def codec(self, recipe: str) -> Codec:
+        """Fitted once for all runs."""
+        at = (
+            self.results
+            / "codecs"
+            / sha256(f"{self.model_name} {make(recipe).fingerprint()}".encode()).hexdigest()[:16]
+        )
+        if not (at / "config.json").is_file():
+            print(f"fitting {recipe}", flush=True)
+            fit(make(recipe), self.statistics).save_pretrained(at)
+        return Codec.from_pretrained(at)
+
+    @property
+    def statistics(self) -> Any:
+        """Measured once, of what all recipes need."""
+        if not (self.statistics_at / "config.json").is_file():
+            model, tokenizer = self.loaded
+            needs = {need for recipe in RECIPES for need in make(recipe).needs()}
+            save_statistics(calibrate(model, calibration_text(), needs, tokenizer), self.statistics_at)
+        return load_statistics(self.statistics_at)
+
+    @property
+    def loaded(self) -> tuple[Any, Any]:
+        """Model and tokenizer."""
+        return _loaded(self.model_name)
+
+    def at(self, kind: str, document: str, recipe: str) -> Path:
+        """Where a measurement lies."""
+        name = f"{self.model_name} {self.split} {document} {recipe}"
+        return self.results / kind / f"{sha256(name.encode()).hexdigest()[:16]}.json"
+
+    def keep(self, kind: str, document: str, recipe: str, **measured: Any) -> None:
+        """Write a measurement."""
+        at = self.at(kind, document, recipe)
+        at.parent.mkdir(parents=True, exist_ok=True)
+        body = {"model": self.model_name, "split": self.split, "document": document, "recipe": recipe, **measured}
+        at.write_text(json.dumps({**body, "made": asdict(provenance())}, indent=1) + "\n")
+        print({k: v for k, v in body.items() if k not in ("model", "split", "document", "stages")}, flush=True)
+
+    def found(self, kind: str) -> list[dict[str, Any]]:
+        """All measurements of a kind on this split."""
+        every = [json.loads(path.read_text()) for path in sorted((self.results / kind).glob("*.json"))]
+        return [m for m in every if (m["model"], m["split"]) == (self.model_name, self.split)]
+
+    def rows(self, recipes: Sequence[str]) -> list[dict[str, Any]]:
+        """One for each recipe, means over documents; documents that not all recipes have are left out, and said."""
+        kl, needle = self.found("kl"), self.found("needle")
+        rows: list[dict[str, Any]] = []
+        for recipe in ("dense", *recipes):
+            mine = [m for m in kl if m["recipe"] == recipe]
+            asked = [m for m in needle if m["recipe"] == recipe]
+            each = [x for m in asked for x in m["log_probability"]]
+            if not mine and not asked:
+                continue
+            rows.append({
+                "recipe": recipe,
+                "bits": statistics.mean(m["bits"] for m in mine or asked),
+                "documents": sorted(m["document"] for m in mine),
+                **{k: statistics.mean(m[k] for m in mine) if mine else None for k in ("near", "far", "top1")},
+                "by_document": {m["document"]: [m["near"], m["far"]] for m in mine},
+                "n_needles": len(each),
+                "needle": statistics.mean(each) if each else None,
+                "right": sum(x for m in asked for x in m["right"]) if asked else None,
+            })  # fmt: skip
+        return rows
+
+
+@cache
+def _loaded(name: str) -> tuple[Any, Any]:
+    return load(name)
+
+
+def logits(model: Any, tokens: Tensor, cache_: Any) -> Tensor:
+    """Of the tokens given, which read `cache_`; a prompt's last alone."""
+    keep = 1 if len(tokens) > 1024 else 0
+    return model(input_ids=tokens[None], **{cache_argument(model): cache_}, use_cache=True, logits_to_keep=keep).logits[
+        0
+    ]
+
+
+def planted(tokenizer: Any, document: Document) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """The prompt with a fact for each place, and question and digits of each."""
+    filler, n = document.tokens.tolist(), len(PLACES)
+    generator = torch.Generator().manual_seed(0)
+    numbers = [str(int(torch.randint(10**6, 10**7, (1,), generator=generator))) for _ in PLACES]
+    said = [f" The access code of the office in {place} is" for place in PLACES]
+    facts = [encode(tokenizer, f"{s} {number}.") for s, number in zip(said, numbers, strict=True)]
+    step = (PROMPT - sum(map(len, facts)) - 256) // n  # the last 256 tokens hold no fact
+    ids: list[int] = []
+    for i, fact in enumerate(facts):
+        ids += filler[i * step : (i + 1) * step] + fact
+    ids += filler[n * step : n * step + PROMPT - len(ids)]
+    asked = [
+        (torch.tensor(encode(tokenizer, f"\n\n{s[1:]} ")), torch.tensor(encode(tokenizer, number)))
+        for s, number in zip(said, numbers, strict=True)
+    ]
+    return torch.tensor(ids), asked
+
+
+def _asked(model: Any, held: Any, question: Tensor, digits: Tensor) -> tuple[float, bool]:
+    """Mean log-probability of the digits after the question, in a copy; whether each is the likeliest."""
+    copy = held.branch() if isinstance(held, CompressedCache) else deepcopy(held)
+    found = logits(model, torch.cat([question, digits[:-1]]), copy)[len(question) - 1 :].float().log_softmax(-1)
+    if isinstance(copy, CompressedCache):
+        copy.close()
+    at = found.gather(1, digits[:, None])
+    return float(at.mean()), bool((found.argmax(1) == digits).all())
+
+
+def refined_bytes(cache_: CompressedCache) -> int:
+    """Bytes of all layers of refinement."""
+    held = (layer.store.tensors() for layer in cache_.coded_layers())
+    return sum(x.nbytes for tensors in held for name, x in tensors.items() if name.startswith("codes.refined."))
+
+
+def mean_bits(report: Report) -> float:
+    """Bits for each number of the tokens that have left the exact window, whether they are coded or gone; everything
+    that is held of them counts: codes, heat, what is kept exact beside codes."""
+    size = elements = 0.0
+    for layer in report.layers:
+        account = layer.account
+        if not layer.n_tokens or (not account.codes and not layer.n_coded):
+            continue
+        exact = account.exact - account.exceptions
+        gone = 1 - exact / account.dense
+        size += account.coded
+        elements += account.n_elements * gone
+    return 8 * size / elements if elements else 0.0
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown."""
+    lines = [
+        "| recipe | bits | KL near | KL far | same next token | facts found | log-probability |",
+        "|---" + "|--:" * 6 + "|",
+    ]
+    for row in rows:
+        cells = [f"{row[k]:.4f}" if row[k] is not None else "" for k in ("near", "far")]
+        top1 = f"{row['top1']:.1%}" if row["top1"] is not None else ""
+        needle = [f"{row['right']} of {row['n_needles']}", f"{row['needle']:.3f}"] if row["n_needles"] else ["", ""]
+        lines.append("| " + " | ".join([f"`{row['recipe']}`", f"{row['bits']:.2f}", *cells, top1, *needle]) + " |")
+    return "\n".join(lines)
+
+
+def shrink_table(shrunk: list[dict[str, Any]]) -> str:
+    """Markdown: bytes and text of each stage."""
+    lines = [
+        "| stage | given back | refinements left | held | bits | ms a token | text |",
+        "|---" + "|--:" * 5 + "|---|",
+    ]
+    for one in shrunk:
+        for stage in one["stages"]:
+            text = " ".join(stage["text"].split())
+            lines.append(
+                f"| {stage['stage']} | {stage['given_back']:,} | {stage['refinements']:,} | {stage['held']:,} | "
+                f"{stage['bits']:.2f} | {stage['ms']:.0f} | {text} |"
+            )
+    return "\n".join(lines)
+
+
+def figure_of(document: dict[str, Any]) -> Figure:
+    """KL near, KL far and facts against bits."""
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    for axes, (key, title) in zip(
+        figure.subplots(1, 3),
+        (("near", "next 256 tokens"), ("far", "256 tokens, 768 later"), ("needle", "facts nobody asked about")),
+        strict=True,
+    ):
+        for i, (name, start) in enumerate(FAMILIES.items()):
+            mine = [r for r in document["rows"] if r["recipe"].startswith(start) and EMBEDDED not in r["recipe"]]
+            mine = sorted((r for r in mine if r[key] is not None), key=lambda r: r["bits"])
+            y = [-r[key] if key == "needle" else r[key] for r in mine]
+            axes.plot([r["bits"] for r in mine], y, label=name, color=COLOURS[i], marker=MARKERS[i])
+        axes.set_title(title)
+        axes.set_xlabel("bits per number, tokens outside the exact window")
+        axes.set_ylabel("−log-probability of a digit, nats" if key == "needle" else "KL, nats")
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    made = document["made"]
+    said = (
+        f"{document['model']}, {document['split']} documents: commit {made['commit'] or 'unknown'}, {made['machine']}"
+    )
+    figure.suptitle(said, fontsize=8)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

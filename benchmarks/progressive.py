@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict
-from functools import cache
+from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from karhunen.codec import Codec
 from karhunen.evaluation.documents import Split, default_documents, encode
 from karhunen.evaluation.plots import COLOURS, MARKERS
 from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.score import Document, coded_copy, run_dense, score
+from karhunen.evaluation.score import Document, coded_copy, compared_with, run_dense
 from karhunen.fitting import fit
 from karhunen.hf.attention import reading_bytes
 from karhunen.hf.cache import CompressedCache, dense_cache
@@ -39,19 +39,23 @@ from karhunen.hf.embedded import load
 from karhunen.hf.probe import cache_argument, inference
 from karhunen.recipes import make
 from karhunen.statistics.artifact import load_statistics, save_statistics
+from karhunen.statistics.moments import Moments
+from karhunen.statistics.need import Need
+from karhunen.store.layer_store import LayerStore
 from karhunen.store.report import Report
 
 PROMPT, NEAR, FAR, SCORED = 2560, slice(0, 256), slice(768, 1024), 1024
 RECIPES = (
     "karhunen:bits=1", "karhunen:bits=1.25", "karhunen:bits=1.5", "karhunen:bits=2", "karhunen:bits=3",
     "karhunen:progressive=true,bits=1.25", "karhunen:progressive=true,bits=1.5", "karhunen:progressive=true,bits=2",
-    "karhunen:progressive=true,bits=2,layers=1", "snapkv_int4:kept=840",
+    "karhunen:progressive=true,bits=1.5 by keys", "karhunen:progressive=true,bits=2,layers=1", "snapkv_int4:kept=840",
 )  # fmt: skip
 FAMILIES = {
     "one rate": "karhunen:bits=",
     "progressive": "karhunen:progressive=true,bits=",
     "SnapKV + int4": "snapkv_int4",
 }
+BY_KEYS = " by keys"  # classes from the keys alone
 EMBEDDED = ",layers=1"  # at bits=2 every token has the one layer: an embedded code at one rate
 PLACES = ("Lisbon", "Oslo", "Turin", "Quito", "Hanoi", "Dakar", "Leeds", "Perth", "Kyoto", "Malmo")
 STEPS = 48  # tokens generated at each stage of shrinking
@@ -115,12 +119,13 @@ class _Run:
         model, _ = self.loaded
         dense = run_dense(model, document)
         for recipe in recipes:
-            scored = score(model, self.codec(recipe), dense)
+            made = self.read(recipe, document.tokens[:PROMPT], dense.cache)
+            kl, agree, _, _ = compared_with(model, dense, made)
             self.keep(
-                "kl", document.name, recipe,
-                near=float(scored.kl[NEAR].mean()), far=float(scored.kl[FAR].mean()),
-                top1=float(scored.agree[NEAR].float().mean()), bits=mean_bits(scored.report),
+                "kl", document.name, recipe, near=float(kl[NEAR].mean()), far=float(kl[FAR].mean()),
+                top1=float(agree[NEAR].float().mean()), bits=mean_bits(made.report()),
             )  # fmt: skip
+            made.close()
 
     def needle(self, document: Document, recipes: Sequence[str]) -> None:
         """Facts between the document's paragraphs, asked one by one after 128 more tokens of it."""
@@ -129,10 +134,7 @@ class _Run:
         plain = dense_cache(model)
         logits(model, prompt, plain)
         for recipe in ("dense", *recipes):
-            if recipe == "dense":
-                made: Any = plain
-            else:
-                made = coded_copy(model, self.codec(recipe), prompt, plain)
+            made = plain if recipe == "dense" else self.read(recipe, prompt, plain)
             found = [_asked(model, made, question, digits) for question, digits in asked]
             self.keep(
                 "needle", document.name, recipe, log_probability=[f[0] for f in found], right=[f[1] for f in found],
@@ -163,6 +165,20 @@ class _Run:
                     })  # fmt: skip
                 self.keep("shrink", document.name, recipe, stages=stages)
 
+    def read(self, recipe: str, prompt: Tensor, plain: Any) -> Any:
+        """A cache that has read the prompt; `plain` is the dense one of the same."""
+        model, _ = self.loaded
+        text, by_keys, _ = recipe.partition(BY_KEYS)
+        if not by_keys:
+            return coded_copy(model, self.codec(text), prompt, plain)
+        made = CompressedCache(model, self.codec(text), keep_decoded=True)
+        for index, layer in zip(made.codec.windowed, made.coded_layers(), strict=True):
+            queries = self.statistics.layers[index].get(Need("queries", "key", skip_tokens=4), Moments)
+            observed: Any = FromKeys(layer.store, queries)
+            layer.store.observed = observed
+        logits(model, prompt, made)
+        return made
+
     def codec(self, recipe: str) -> Codec:
         """Fitted once for all runs."""
         at = (
@@ -175,12 +191,13 @@ class _Run:
             fit(make(recipe), self.statistics).save_pretrained(at)
         return Codec.from_pretrained(at)
 
-    @property
+    @cached_property
     def statistics(self) -> Any:
         """Measured once, of what all recipes need."""
         if not (self.statistics_at / "config.json").is_file():
             model, tokenizer = self.loaded
-            needs = {need for recipe in RECIPES for need in make(recipe).needs()}
+            needs = {need for recipe in RECIPES if BY_KEYS not in recipe for need in make(recipe).needs()}
+            needs |= {Need("queries", "key", skip_tokens=4)}
             save_statistics(calibrate(model, calibration_text(), needs, tokenizer), self.statistics_at)
         return load_statistics(self.statistics_at)
 
@@ -228,6 +245,34 @@ class _Run:
                 "right": sum(x for m in asked for x in m["right"]) if asked else None,
             })  # fmt: skip
         return rows
+
+
+class FromKeys:
+    """In place of what queries have paid: what queries as calibration saw them would pay, by the key alone.
+
+    E exp(2 qᵀk) = exp(2 μᵀk + 2 kᵀΣk),  q Gaussian, a head's group alike;  the mean over KV heads
+    """
+
+    def __init__(self, store: LayerStore, queries: Moments) -> None:
+        self.store, self.mean_query = store, queries.mean
+        self.covariance = queries.covariance
+
+    def mean(self, n: int) -> Tensor:
+        """Of the first `n` exact tokens, up to a factor."""
+        key = self.store.exact("key")[1][:, :, :n].double()
+        linear = torch.einsum("bhtd,hd->bht", key, self.mean_query)
+        power = 2 * linear + 2 * torch.einsum("bhtd,hde,bhte->bht", key, self.covariance, key)
+        total = power.logsumexp(1)
+        return (total - total.amax(1, keepdim=True)).exp()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing is kept."""
+        return {}
+
+    def _nothing(self, *_: Any) -> None:
+        """Queries are not looked at."""
+
+    extend = see_all = see_exact = forget = keep = select = _nothing
 
 
 @cache
@@ -332,7 +377,8 @@ def figure_of(document: dict[str, Any]) -> Figure:
         strict=True,
     ):
         for i, (name, start) in enumerate(FAMILIES.items()):
-            mine = [r for r in document["rows"] if r["recipe"].startswith(start) and EMBEDDED not in r["recipe"]]
+            mine = [r for r in document["rows"] if r["recipe"].startswith(start)]
+            mine = [r for r in mine if EMBEDDED not in r["recipe"] and BY_KEYS not in r["recipe"]]
             mine = sorted((r for r in mine if r[key] is not None), key=lambda r: r["bits"])
             y = [-r[key] if key == "needle" else r[key] for r in mine]
             axes.plot([r["bits"] for r in mine], y, label=name, color=COLOURS[i], marker=MARKERS[i])

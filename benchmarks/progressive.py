@@ -15,19 +15,20 @@ import statistics
 import time
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from karhunen.allocation.water_filling import WaterFilling
 from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.texts import calibration_text
-from karhunen.codec import Codec
+from karhunen.codec import Codec, SideCodec
 from karhunen.evaluation.documents import Split, default_documents, encode
 from karhunen.evaluation.plots import COLOURS, MARKERS
 from karhunen.evaluation.provenance import provenance
@@ -37,12 +38,17 @@ from karhunen.hf.attention import reading_bytes
 from karhunen.hf.cache import CompressedCache, dense_cache
 from karhunen.hf.embedded import load
 from karhunen.hf.probe import cache_argument, inference
+from karhunen.packing.bit_fields import BitFields
+from karhunen.quantizers.embedded import Embedded, EmbeddedQuantizer
+from karhunen.recipe import Recipe
 from karhunen.recipes import make
 from karhunen.statistics.artifact import load_statistics, save_statistics
 from karhunen.statistics.moments import Moments
 from karhunen.statistics.need import Need
 from karhunen.store.layer_store import LayerStore
 from karhunen.store.report import Report
+from karhunen.windows.base import Window
+from karhunen.windows.refining import Refining
 
 PROMPT, NEAR, FAR, SCORED = 2560, slice(0, 256), slice(768, 1024), 1024
 RECIPES = (
@@ -58,6 +64,7 @@ FAMILIES = {
 BY_KEYS = " by keys"  # classes from the keys alone
 EMBEDDED = ",layers=1"  # at bits=2 every token has the one layer: an embedded code at one rate
 PLACES = ("Lisbon", "Oslo", "Turin", "Quito", "Hanoi", "Dakar", "Leeds", "Perth", "Kyoto", "Malmo")
+N_LAYERS = 3
 STEPS = 48  # tokens generated at each stage of shrinking
 
 
@@ -68,7 +75,9 @@ def main() -> None:
     parser.add_argument("--recipe", nargs="+", default=list(RECIPES))
     parser.add_argument("--split", choices=("development", "test"), default="test")
     parser.add_argument("--documents", type=int, nargs=3, default=[1, 1, 1], metavar=("PROSE", "CODE", "LITERATURE"))
-    parser.add_argument("--measure", nargs="+", default=["kl", "needle", "shrink"], choices=("kl", "needle", "shrink"))
+    parser.add_argument(
+        "--measure", nargs="+", default=["kl", "needle", "shrink"], choices=("fit", "kl", "needle", "shrink")
+    )
     parser.add_argument("--statistics", type=Path, default=Path("results/progressive/statistics"))
     parser.add_argument("--results", type=Path, default=Path("results/progressive"))
     parser.add_argument("--json", type=Path)
@@ -102,6 +111,9 @@ class _Run:
 
     def measure(self, recipes: Sequence[str], counts: Sequence[int], kinds: Sequence[str]) -> None:
         """Document by document: the dense run of each is needed by all recipes."""
+        if "fit" in kinds:
+            for recipe in recipes:
+                self.codec(recipe)
         model, tokenizer = self.loaded
         sizes = dict(zip(("n_prose", "n_code", "n_literature"), counts, strict=True))
         found = default_documents(tokenizer, self.split, **sizes, prefill_tokens=PROMPT, scored_tokens=SCORED)
@@ -148,7 +160,7 @@ class _Run:
             with reading_bytes(model):
                 cache = CompressedCache(model, self.codec(recipe))
                 token = logits(model, document.tokens[:PROMPT], cache)[-1].argmax()
-                before = refined_bytes(cache)
+                before = cache.report().total.refinements
                 stages: list[dict[str, Any]] = []
                 for stage, n_bytes in (("all refinements", 0), ("half given back", before // 2), ("base", 1 << 40)):
                     freed = cache.shrink(n_bytes)
@@ -159,7 +171,7 @@ class _Run:
                         token = logits(model, token[None], cache)[-1].argmax()
                         seconds.append(time.perf_counter() - start)
                     stages.append({
-                        "stage": stage, "given_back": freed, "refinements": refined_bytes(cache),
+                        "stage": stage, "given_back": freed, "refinements": cache.report().total.refinements,
                         "held": cache.report().total.held, "bits": mean_bits(cache.report()),
                         "ms": 1e3 * statistics.median(seconds), "text": tokenizer.decode(said),
                     })  # fmt: skip
@@ -180,16 +192,15 @@ class _Run:
         return made
 
     def codec(self, recipe: str) -> Codec:
-        """Fitted once for all runs."""
-        at = (
-            self.results
-            / "codecs"
-            / sha256(f"{self.model_name} {make(recipe).fingerprint()}".encode()).hexdigest()[:16]
-        )
+        """Fitted once for all runs. Progressive codecs of one base are prefixes of one code with another window."""
+        made = make(recipe)
+        whole = widest(made)
+        name = f"{self.model_name} {whole.fingerprint()}"
+        at = self.results / "codecs" / sha256(name.encode()).hexdigest()[:16]
         if not (at / "config.json").is_file():
             print(f"fitting {recipe}", flush=True)
-            fit(make(recipe), self.statistics).save_pretrained(at)
-        return Codec.from_pretrained(at)
+            fit(whole, self.statistics).save_pretrained(at)
+        return cut(Codec.from_pretrained(at), made.window)
 
     @cached_property
     def statistics(self) -> Any:
@@ -245,6 +256,33 @@ class _Run:
                 "right": sum(x for m in asked for x in m["right"]) if asked else None,
             })  # fmt: skip
         return rows
+
+
+def widest(recipe: Recipe) -> Recipe:
+    """With all layers, whatever a token has of them on average."""
+    window = recipe.window
+    if not isinstance(window, Refining) or recipe.key is None or recipe.value is None:
+        return recipe
+    layer = WaterFilling(window.layer_bits, "model")
+    key, value = (
+        replace(side, quantizer=replace(cast("Embedded", side.quantizer), layers=(layer,) * N_LAYERS))
+        for side in (recipe.key, recipe.value)
+    )
+    return replace(recipe, key=key, value=value, window=replace(window, n_layers=N_LAYERS, mean_layers=1.0))
+
+
+def cut(codec: Codec, window: Window) -> Codec:
+    """With another window, and no more layers than it gives."""
+    if not isinstance(window, Refining):
+        return replace(codec, window=window)
+
+    def less(side: SideCodec) -> SideCodec:
+        whole = cast("EmbeddedQuantizer", side.quantizer)
+        quantizer = replace(whole, parts=whole.parts[: 1 + window.n_layers])
+        return replace(side, quantizer=quantizer, layout=BitFields(quantizer.widths))
+
+    layers = {i: replace(layer, key=less(layer.key), value=less(layer.value)) for i, layer in codec.layers.items()}
+    return replace(codec, window=window, layers=layers)
 
 
 class FromKeys:
@@ -315,12 +353,6 @@ def _asked(model: Any, held: Any, question: Tensor, digits: Tensor) -> tuple[flo
         copy.close()
     at = found.gather(1, digits[:, None])
     return float(at.mean()), bool((found.argmax(1) == digits).all())
-
-
-def refined_bytes(cache_: CompressedCache) -> int:
-    """Bytes of all layers of refinement."""
-    held = (layer.store.tensors() for layer in cache_.coded_layers())
-    return sum(x.nbytes for tensors in held for name, x in tensors.items() if name.startswith("codes.refined."))
 
 
 def mean_bits(report: Report) -> float:

@@ -131,6 +131,14 @@ def check_layers(window: Window, quantizers: Mapping[str, Quantizer]) -> None:
             raise ValueError(f"its {name}s have {n} layers of refinement, its window gives {wanted}")
 
 
+def mean_share(window: Window, quantizer: Quantizer) -> float:
+    """How many of its symbols a coded token has on average, as a share of all."""
+    if not isinstance(window, Refining) or not isinstance(quantizer, EmbeddedQuantizer):
+        return 1.0
+    base = quantizer.edges[0] / quantizer.edges[-1]
+    return base + (1 - base) * window.mean_layers / window.n_layers
+
+
 @final
 @dataclass(frozen=True)
 class Shares:

@@ -15,8 +15,8 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Account:
     """Bytes held for some tokens. `dense` is what the uncompressed cache of the same tokens takes in the model's dtype;
-    `coded_dense` the part of it that is now coded; `exceptions` the part of `exact` that is held beside codes, `refinements`
-    the part of `codes` that not every token has."""
+    `coded_dense` the part of it that is now coded; `exceptions` the part of `exact` that is held beside codes;
+    `refinements` the part of `codes` that not every token has."""
 
     codes: int = 0
     side: int = 0

@@ -25,9 +25,7 @@ def refinements(store: LayerStore) -> Refinements:
 
 
 def classes(store: LayerStore) -> Tensor:
-    held = refinements(store).held()
-    assert held is not None
-    return held.classes
+    return refinements(store).classes
 
 
 def by_prefix(store: LayerStore, key: Tensor, value: Tensor) -> list[Tensor]:
@@ -38,11 +36,9 @@ def by_prefix(store: LayerStore, key: Tensor, value: Tensor) -> list[Tensor]:
         at = torch.arange(3, 3 + store.n_coded).expand(len(x), -1)
         planes, out = side.encode(coded, at).planes, torch.empty_like(coded)
         assert isinstance(side.quantizer, EmbeddedQuantizer)
-        for row in range(len(x)):
-            for t in range(store.n_coded):
-                n = side.quantizer.edges[int(classes(store)[row, t])]
-                one = Packed(planes[row : row + 1, :n, t : t + 1], {})
-                out[row, :, t] = side.decode(one, at[row : row + 1, t : t + 1])[0, :, 0]
+        for n_layers, n in enumerate(side.quantizer.edges):
+            cut = side.decode(Packed(planes[:, :n], {}), at).to(out.dtype)
+            out = torch.where((classes(store) == n_layers)[:, None, :, None], cut, out)
         if store.exceptions is not None:
             store.exceptions.put_over(out, slot)
         found.append(out)
@@ -147,6 +143,7 @@ def test_memory_comes_back_coldest_first_down_to_the_base(vectors: tuple[Tensor,
         for got, want in zip(store.read(), by_prefix(store, *vectors), strict=True):
             assert_near(got[:, :, 3:83], want, SUM)
     assert int(classes(store).sum()) == 0
+    assert store.snapshot().refined is None
     assert int(refinements(store).bytes_by_line()[refinements(store).line]) == 0
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from karhunen.windows.attention_weights import weight_blocks
 from karhunen.windows.score import Queries
 
+MOST_WEIGHTS = 1 << 24  # that exist at a time: a long prompt has as many for each query as it has tokens
+
 
 @final
 class Observed:
@@ -35,9 +37,9 @@ class Observed:
     ) -> None:
         """The newest tokens' queries have read `key`, all tokens held but the `unseen` (padding)."""
         n, n_rows = self._n, min(self.n_queries, queries.rows.shape[2])
-        paid = sum(
-            w[..., -n:].square().sum(3).flatten(1, 2).mean(1) for w in weight_blocks(queries, key, n_rows, unseen)
-        )
+        block = max(1, min(n_rows, MOST_WEIGHTS // (queries.rows.shape[:2].numel() * key.shape[2])))
+        weights = weight_blocks(queries, key, n_rows, unseen, block)
+        paid = sum(w[..., -n:].square().sum(3).flatten(1, 2).mean(1) for w in weights)
         assert isinstance(paid, Tensor), "a forward has at least one query"
         self._add(paid if n else paid[:, :0], n_rows)
 

@@ -128,15 +128,20 @@ class Refinements:
         return self.rule.classes(self._heat.view()).sum(1)
 
     def held(self) -> Refined | None:
-        """For reading; None before the first token."""
-        if not self._heat.length:
+        """For reading; None where no token has a layer."""
+        if not any(buffer.length for rows in self._layers for buffer in rows):
             return None
         layers = tuple(tuple(buffer.view() for buffer in rows) for rows in self._layers)
         return Refined(self._heat.view(), self.line, self.rule, layers, self._n_key_planes)
 
+    @property
+    def classes(self) -> Int[Tensor, "b t"]:
+        """Layers of each coded token, of which there are some."""
+        return self.rule.classes(self._heat.view(), self.line)
+
     def crop(self, n_tokens: int) -> None:
         """Forget tokens from `n_tokens` on."""
-        classes = self._classes()
+        classes = self.classes
         for layer, rows in enumerate(self._layers):
             for row, buffer in enumerate(rows):
                 buffer.crop(int((classes[row, :n_tokens] > layer).sum()))
@@ -167,10 +172,10 @@ class Refinements:
         """Give back the layers of tokens that fall below; the line never sinks."""
         if line <= self.line:
             return
-        before, self.line = self._classes() if self._heat.length else None, line
+        before, self.line = self.classes if self._heat.length else None, line
         if before is None:
             return
-        after = self._classes()
+        after = self.classes
         for layer, rows in enumerate(self._layers):
             for row, buffer in enumerate(rows):
                 mine = before[row] > layer
@@ -193,9 +198,6 @@ class Refinements:
         }
         shared = {f"{name}.shared": buffer.shared for name, buffer in held.items() if buffer.shared is not None}
         return {name: buffer.storage() for name, buffer in held.items()} | shared
-
-    def _classes(self) -> Int[Tensor, "b t"]:
-        return self.rule.classes(self._heat.view(), self.line)
 
 
 def hottest_line(stores: Sequence[Refinements], n_bytes: int) -> tuple[int, int]:

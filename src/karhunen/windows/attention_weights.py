@@ -21,13 +21,14 @@ def weight_blocks(
     key: Float[Tensor, "b h t d"],
     n_rows: int | None = None,
     unseen: Bool[Tensor, "b t"] | None = None,
+    block_rows: int = BLOCK_ROWS,
 ) -> Iterator[Float[Tensor, "b h q m t"]]:
-    """Weights of the last `n_rows` queries (None: of all), a block of rows at a time; the last query sees all keys but
-    the `unseen`, and a query that sees nothing pays nothing."""
+    """Weights of the last `n_rows` queries (None: of all), `block_rows` at a time; the last query sees all keys but
+    the `unseen`."""
     t, n_queries = key.shape[2], queries.rows.shape[2]
     first = n_queries - min(n_queries, n_queries if n_rows is None else n_rows)
-    for start in range(first, n_queries, BLOCK_ROWS):
-        rows = queries.rows[:, :, start : min(start + BLOCK_ROWS, n_queries)]
+    for start in range(first, n_queries, block_rows):
+        rows = queries.rows[:, :, start : min(start + block_rows, n_queries)]
         newest_visible = t - n_queries + start + torch.arange(rows.shape[2], device=key.device)
         yield _weights(queries, rows, key, newest_visible, unseen)
 

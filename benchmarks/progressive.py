@@ -13,9 +13,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -32,15 +32,18 @@ from karhunen.codec import Codec, SideCodec
 from karhunen.evaluation.documents import Split, default_documents, encode
 from karhunen.evaluation.plots import COLOURS, MARKERS
 from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.score import Document, coded_copy, compared_with, run_dense
+from karhunen.evaluation.score import PAGE_TOKENS, DenseRun, Document, compared_with
 from karhunen.fitting import fit
 from karhunen.hf.attention import reading_bytes
 from karhunen.hf.cache import CompressedCache, dense_cache
+from karhunen.hf.capture import Attention
 from karhunen.hf.embedded import load
 from karhunen.hf.probe import cache_argument, inference
+from karhunen.hf.queries import showing
 from karhunen.packing.bit_fields import BitFields
+from karhunen.quantizers.byte_vq import ByteVQ
 from karhunen.quantizers.embedded import Embedded, EmbeddedQuantizer
-from karhunen.recipe import Recipe
+from karhunen.recipe import Recipe, Side
 from karhunen.recipes import make
 from karhunen.statistics.artifact import load_statistics, save_statistics
 from karhunen.statistics.moments import Moments
@@ -49,6 +52,7 @@ from karhunen.store.layer_store import LayerStore
 from karhunen.store.report import Report
 from karhunen.windows.base import Window
 from karhunen.windows.refining import Refining
+from karhunen.windows.score import Queries
 
 PROMPT, NEAR, FAR, SCORED = 2560, slice(0, 256), slice(768, 1024), 1024
 RECIPES = (
@@ -62,6 +66,8 @@ FAMILIES = {
     "SnapKV + int4": "snapkv_int4",
 }
 BY_KEYS = " by keys"  # classes from the keys alone
+QUERIES = Need("queries", "key", skip_tokens=4)
+OBSERVED = 128  # queries of a prompt that are looked at
 EMBEDDED = ",layers=1"  # at bits=2 every token has the one layer: an embedded code at one rate
 PLACES = ("Lisbon", "Oslo", "Turin", "Quito", "Hanoi", "Dakar", "Leeds", "Perth", "Kyoto", "Malmo")
 N_LAYERS = 3
@@ -80,10 +86,13 @@ def main() -> None:
     )
     parser.add_argument("--statistics", type=Path, default=Path("results/progressive/statistics"))
     parser.add_argument("--results", type=Path, default=Path("results/progressive"))
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens")
+    parser.add_argument("--scored", type=int, default=SCORED, help="tokens after the prompt; below 1,024 none is far")
+    parser.add_argument("--quick", action="store_true", help="short training of all tables: to look, not to publish")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
-    run = _Run(given.model, given.split, given.results, given.statistics)
+    run = _Run(given.model, given.split, given.results, given.statistics, given.prompt, given.scored, given.quick)
     run.measure(given.recipe, given.documents, given.measure)
     rows = run.rows(given.recipe)
     print(f"\n{table(rows)}\n")
@@ -93,6 +102,7 @@ def main() -> None:
         "made": asdict(provenance()),
         "model": given.model,
         "split": given.split,
+        "quick": given.quick,
         "rows": rows,
         "shrink": shrunk,
     }
@@ -106,8 +116,19 @@ def main() -> None:
 class _Run:
     """Measurements of one model on one split."""
 
-    def __init__(self, model_name: str, split: Split, results: Path, statistics_at: Path) -> None:
-        self.model_name, self.split, self.results, self.statistics_at = model_name, split, results, statistics_at
+    def __init__(
+        self,
+        model_name: str,
+        split: Split,
+        results: Path,
+        statistics_at: Path,
+        n_prompt: int,
+        n_scored: int,
+        quick: bool,
+    ) -> None:
+        self.model_name, self.split, self.statistics_at = model_name, split, statistics_at
+        self.n_prompt, self.n_scored, self.quick = n_prompt, n_scored, quick
+        self.results = results / "quick" if quick else results
 
     def measure(self, recipes: Sequence[str], counts: Sequence[int], kinds: Sequence[str]) -> None:
         """Document by document: the dense run of each is needed by all recipes."""
@@ -116,7 +137,9 @@ class _Run:
                 self.codec(recipe)
         model, tokenizer = self.loaded
         sizes = dict(zip(("n_prose", "n_code", "n_literature"), counts, strict=True))
-        found = default_documents(tokenizer, self.split, **sizes, prefill_tokens=PROMPT, scored_tokens=SCORED)
+        found = default_documents(
+            tokenizer, self.split, **sizes, prefill_tokens=self.n_prompt, scored_tokens=self.n_scored
+        )
         for document in found:
             for kind, one in (("kl", self.kl), ("needle", self.needle), ("shrink", self.shrink)):
                 wanted = recipes if kind != "shrink" else [r for r in recipes if "progressive" in r][:1]
@@ -129,12 +152,14 @@ class _Run:
     def kl(self, document: Document, recipes: Sequence[str]) -> None:
         """Near and far."""
         model, _ = self.loaded
-        dense = run_dense(model, document)
+        prompt = self.prompted(document.tokens[: self.n_prompt])
+        dense = DenseRun(document, None, self.after(prompt, document), 0.0)
         for recipe in recipes:
-            made = self.read(recipe, document.tokens[:PROMPT], dense.cache)
+            made = self.read(recipe, prompt)
             kl, agree, _, _ = compared_with(model, dense, made)
+            far = float(kl[FAR].mean()) if len(kl) >= FAR.stop else None
             self.keep(
-                "kl", document.name, recipe, near=float(kl[NEAR].mean()), far=float(kl[FAR].mean()),
+                "kl", document.name, recipe, near=float(kl[NEAR].mean()), far=far,
                 top1=float(agree[NEAR].float().mean()), bits=mean_bits(made.report()),
             )  # fmt: skip
             made.close()
@@ -142,11 +167,10 @@ class _Run:
     def needle(self, document: Document, recipes: Sequence[str]) -> None:
         """Facts between the document's paragraphs, asked one by one after 128 more tokens of it."""
         model, tokenizer = self.loaded
-        prompt, asked = planted(tokenizer, document)
-        plain = dense_cache(model)
-        logits(model, prompt, plain)
+        tokens, asked = planted(tokenizer, document, self.n_prompt)
+        prompt = self.prompted(tokens)
         for recipe in ("dense", *recipes):
-            made = plain if recipe == "dense" else self.read(recipe, prompt, plain)
+            made = prompt.cache if recipe == "dense" else self.read(recipe, prompt)
             found = [_asked(model, made, question, digits) for question, digits in asked]
             self.keep(
                 "needle", document.name, recipe, log_probability=[f[0] for f in found], right=[f[1] for f in found],
@@ -159,7 +183,7 @@ class _Run:
         for recipe in recipes:
             with reading_bytes(model):
                 cache = CompressedCache(model, self.codec(recipe))
-                token = logits(model, document.tokens[:PROMPT], cache)[-1].argmax()
+                token = logits(model, document.tokens[: self.n_prompt], cache)[-1].argmax()
                 before = cache.report().total.refinements
                 stages: list[dict[str, Any]] = []
                 for stage, n_bytes in (("all refinements", 0), ("half given back", before // 2), ("base", 1 << 40)):
@@ -177,24 +201,43 @@ class _Run:
                     })  # fmt: skip
                 self.keep("shrink", document.name, recipe, stages=stages)
 
-    def read(self, recipe: str, prompt: Tensor, plain: Any) -> Any:
-        """A cache that has read the prompt; `plain` is the dense one of the same."""
+    def read(self, recipe: str, prompt: "Prompted") -> CompressedCache:
+        """A cache that has read the prompt, as if the model had done so with it."""
         model, _ = self.loaded
         text, by_keys, _ = recipe.partition(BY_KEYS)
-        if not by_keys:
-            return coded_copy(model, self.codec(text), prompt, plain)
         made = CompressedCache(model, self.codec(text), keep_decoded=True)
         for index, layer in zip(made.codec.windowed, made.coded_layers(), strict=True):
-            queries = self.statistics.layers[index].get(Need("queries", "key", skip_tokens=4), Moments)
-            observed: Any = FromKeys(layer.store, queries)
-            layer.store.observed = observed
-        logits(model, prompt, made)
+            if by_keys:
+                observed: Any = FromKeys(layer.store, self.statistics.layers[index].get(QUERIES, Moments))
+                layer.store.observed = observed
+            held = prompt.cache.layers[index]
+            layer.store.append(held.keys, held.values, queries=prompt.queries[index])
         return made
+
+    def prompted(self, tokens: Tensor) -> "Prompted":
+        """One forward, the first time."""
+        at = self.results / "prompts" / f"{self._named(tokens)}.pt"
+        if not at.is_file():
+            model, _ = self.loaded
+            _save(at, prompted(model, tokens))
+        return torch.load(at, weights_only=False)
+
+    def after(self, prompt: "Prompted", document: Document) -> Tensor:
+        """What the dense model makes of the scored tokens, page by page."""
+        at = self.results / "prompts" / f"{self._named(document.tokens)} after.pt"
+        if not at.is_file():
+            model, _ = self.loaded
+            cache_, parts = deepcopy(prompt.cache), document.scored.split(PAGE_TOKENS)
+            _save(at, torch.cat([logits(model, part, cache_) for part in parts]))
+        return torch.load(at, weights_only=True)
+
+    def _named(self, tokens: Tensor) -> str:
+        return sha256(f"{self.model_name} {tokens.tolist()}".encode()).hexdigest()[:16]
 
     def codec(self, recipe: str) -> Codec:
         """Fitted once for all runs. Progressive codecs of one base are prefixes of one code with another window."""
         made = make(recipe)
-        whole = widest(made)
+        whole = short(widest(made)) if self.quick else widest(made)
         name = f"{self.model_name} {whole.fingerprint()}"
         at = self.results / "codecs" / sha256(name.encode()).hexdigest()[:16]
         if not (at / "config.json").is_file():
@@ -208,7 +251,7 @@ class _Run:
         if not (self.statistics_at / "config.json").is_file():
             model, tokenizer = self.loaded
             needs = {need for recipe in RECIPES if BY_KEYS not in recipe for need in make(recipe).needs()}
-            needs |= {Need("queries", "key", skip_tokens=4)}
+            needs |= {QUERIES}
             save_statistics(calibrate(model, calibration_text(), needs, tokenizer), self.statistics_at)
         return load_statistics(self.statistics_at)
 
@@ -219,7 +262,7 @@ class _Run:
 
     def at(self, kind: str, document: str, recipe: str) -> Path:
         """Where a measurement lies."""
-        name = f"{self.model_name} {self.split} {document} {recipe}"
+        name = f"{self.model_name} {self.split} {document} {self.n_prompt} {self.n_scored} {recipe}"
         return self.results / kind / f"{sha256(name.encode()).hexdigest()[:16]}.json"
 
     def keep(self, kind: str, document: str, recipe: str, **measured: Any) -> None:
@@ -249,10 +292,10 @@ class _Run:
                 "recipe": recipe,
                 "bits": statistics.mean(m["bits"] for m in mine or asked),
                 "documents": sorted(m["document"] for m in mine),
-                **{k: statistics.mean(m[k] for m in mine) if mine else None for k in ("near", "far", "top1")},
+                **{k: mean_of([m[k] for m in mine if m[k] is not None]) for k in ("near", "far", "top1")},
                 "by_document": {m["document"]: [m["near"], m["far"]] for m in mine},
                 "n_needles": len(each),
-                "needle": statistics.mean(each) if each else None,
+                "needle": mean_of(each),
                 "right": sum(x for m in asked for x in m["right"]) if asked else None,
             })  # fmt: skip
         return rows
@@ -271,6 +314,22 @@ def widest(recipe: Recipe) -> Recipe:
     return replace(recipe, key=key, value=value, window=replace(window, n_layers=N_LAYERS, mean_layers=1.0))
 
 
+def short(recipe: Recipe) -> Recipe:
+    """The same with short training of byte codes."""
+
+    def shorter(side: Side | None) -> Side | None:
+        if side is None:
+            return None
+        inner = side.quantizer.inner if isinstance(side.quantizer, Embedded) else side.quantizer
+        if not isinstance(inner, ByteVQ):
+            return side
+        quick = replace(inner, n_iterations=3, max_samples=4096)
+        whole = replace(side.quantizer, inner=quick) if isinstance(side.quantizer, Embedded) else quick
+        return replace(side, quantizer=whole)
+
+    return replace(recipe, key=shorter(recipe.key), value=shorter(recipe.value))
+
+
 def cut(codec: Codec, window: Window) -> Codec:
     """With another window, and no more layers than it gives."""
     if not isinstance(window, Refining):
@@ -283,6 +342,30 @@ def cut(codec: Codec, window: Window) -> Codec:
 
     layers = {i: replace(layer, key=less(layer.key), value=less(layer.value)) for i, layer in codec.layers.items()}
     return replace(codec, window=window, layers=layers)
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A prompt that the dense model has read: its cache, and the last queries of each layer."""
+
+    cache: Any
+    queries: dict[int, Queries]
+
+
+def prompted(model: Any, tokens: Tensor) -> Prompted:
+    """One forward."""
+    found: dict[int, Queries] = {}
+
+    def attend(attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
+        rows = attention.query[:, :, -OBSERVED:].clone()
+        index = int(cast("Any", attention.module).layer_idx)
+        found[index] = Queries(rows, attention.scale, attention.softcap, attention.sinks)
+        return plain()
+
+    cache_ = dense_cache(model)
+    with showing(model, attend):
+        logits(model, tokens, cache_)
+    return Prompted(cache_, found)
 
 
 class FromKeys:
@@ -326,18 +409,23 @@ def logits(model: Any, tokens: Tensor, cache_: Any) -> Tensor:
     ]
 
 
-def planted(tokenizer: Any, document: Document) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+def _save(at: Path, made: Any) -> None:
+    at.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(made, at)
+
+
+def planted(tokenizer: Any, document: Document, n_prompt: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
     """The prompt with a fact for each place, and question and digits of each."""
     filler, n = document.tokens.tolist(), len(PLACES)
     generator = torch.Generator().manual_seed(0)
     numbers = [str(int(torch.randint(10**6, 10**7, (1,), generator=generator))) for _ in PLACES]
     said = [f" The access code of the office in {place} is" for place in PLACES]
     facts = [encode(tokenizer, f"{s} {number}.") for s, number in zip(said, numbers, strict=True)]
-    step = (PROMPT - sum(map(len, facts)) - 256) // n  # the last 256 tokens hold no fact
+    step = (n_prompt - sum(map(len, facts)) - 256) // n  # the last 256 tokens hold no fact
     ids: list[int] = []
     for i, fact in enumerate(facts):
         ids += filler[i * step : (i + 1) * step] + fact
-    ids += filler[n * step : n * step + PROMPT - len(ids)]
+    ids += filler[n * step : n * step + n_prompt - len(ids)]
     asked = [
         (torch.tensor(encode(tokenizer, f"\n\n{s[1:]} ")), torch.tensor(encode(tokenizer, number)))
         for s, number in zip(said, numbers, strict=True)
@@ -346,13 +434,17 @@ def planted(tokenizer: Any, document: Document) -> tuple[Tensor, list[tuple[Tens
 
 
 def _asked(model: Any, held: Any, question: Tensor, digits: Tensor) -> tuple[float, bool]:
-    """Mean log-probability of the digits after the question, in a copy; whether each is the likeliest."""
-    copy = held.branch() if isinstance(held, CompressedCache) else deepcopy(held)
-    found = logits(model, torch.cat([question, digits[:-1]]), copy)[len(question) - 1 :].float().log_softmax(-1)
-    if isinstance(copy, CompressedCache):
-        copy.close()
+    """Mean log-probability of the digits after the question, then forgotten; whether each leads."""
+    tokens = torch.cat([question, digits[:-1]])
+    found = logits(model, tokens, held)[len(question) - 1 :].float().log_softmax(-1)
+    held.crop(-len(tokens))
     at = found.gather(1, digits[:, None])
     return float(at.mean()), bool((found.argmax(1) == digits).all())
+
+
+def mean_of(numbers: Sequence[float]) -> float | None:
+    """None of none."""
+    return statistics.mean(numbers) if numbers else None
 
 
 def mean_bits(report: Report) -> float:

@@ -17,7 +17,7 @@ from karhunen.device import HOST, moved
 from karhunen.frames.rope_frame import join_heads
 from karhunen.metrics.base import costs_nothing
 from karhunen.quantizers.base import QuantizerData
-from karhunen.quantizers.embedded import Embedded, EmbeddedQuantizer, rest_of
+from karhunen.quantizers.embedded import Embedded, EmbeddedQuantizer
 from karhunen.recipe import Recipe, Side, unrotated
 from karhunen.statistics.gathered import LayerStatistics, Statistics
 from karhunen.statistics.identity import LayerShape, ModelIdentity
@@ -278,16 +278,21 @@ def _refined(
     """With layer `index` of embedded codes, whose rates are filled over what the layers before it leave. That is found
     twice, so that it never lies in memory of all sides at once."""
 
+    def parts(key: Key) -> tuple[Embedded, EmbeddedQuantizer]:
+        spec, fitted = jobs[key].side.quantizer, sides[key].quantizer
+        assert isinstance(spec, Embedded) and isinstance(fitted, EmbeddedQuantizer), "only these have layers"
+        return spec, fitted
+
     def rest(key: Key) -> Tensor:
-        return rest_of(sides[key].quantizer, _samples(jobs[key], means[key], sides[key].transform))
+        spec, fitted = parts(key)
+        return spec.rest(fitted, _samples(jobs[key], means[key], sides[key].transform))
 
     spectra = {key: rest(key).double().square().mean(1) for key in jobs}
     costs = {key: jobs[key].side.quantizer.cost(jobs[key].size[1]) for key in jobs}
     rates = _allocate({key: _layers(job)[index] for key, job in jobs.items()}, spectra, costs)
     made: dict[Key, SideCodec] = {}
     for key, job in jobs.items():
-        spec, fitted = job.side.quantizer, sides[key].quantizer
-        assert isinstance(spec, Embedded) and isinstance(fitted, EmbeddedQuantizer), "only these have layers"
+        spec, fitted = parts(key)
         quantizer = spec.refined(fitted, QuantizerData(rates[key], None, rest(key)))
         made[key] = replace(sides[key], quantizer=quantizer, layout=job.side.packing.fit(quantizer.widths))
     return made

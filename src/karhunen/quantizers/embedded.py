@@ -102,14 +102,14 @@ class Embedded(QuantizerSpec):
         """The base alone."""
         return EmbeddedQuantizer((self.inner.fit(data),))
 
+    def rest(self, fitted: EmbeddedQuantizer, samples: Float[Tensor, "g n c"]) -> Float[Tensor, "g m c"]:
+        """What the parts so far leave over, of as many samples as a layer is trained on."""
+        some = samples[:, :: max(1, -(-samples.shape[1] // self.inner.max_samples))]
+        return some - fitted.decode(fitted.encode(some[None]))[0].to(some.dtype)
+
     def refined(self, fitted: EmbeddedQuantizer, data: QuantizerData) -> EmbeddedQuantizer:
         """With one layer more, trained on `data.samples`: what `fitted` leaves over."""
         return replace(fitted, parts=(*fitted.parts, self.inner.fit(data)))
-
-
-def rest_of(fitted: Quantizer, samples: Float[Tensor, "g n c"]) -> Float[Tensor, "g n c"]:
-    """What the parts so far leave of these vectors."""
-    return samples - fitted.decode(fitted.encode(samples[None]))[0].to(samples.dtype)
 
 
 def embedded(inner: ByteVQ, layers: tuple[Allocation, ...]) -> QuantizerSpec:

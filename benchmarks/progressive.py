@@ -46,6 +46,8 @@ from karhunen.quantizers.embedded import Embedded, EmbeddedQuantizer
 from karhunen.recipe import Recipe, Side
 from karhunen.recipes import make
 from karhunen.statistics.artifact import load_statistics, save_statistics
+from karhunen.statistics.gathered import Statistics
+from karhunen.statistics.identity import LayerShape
 from karhunen.statistics.moments import Moments
 from karhunen.statistics.need import Need
 from karhunen.store.layer_store import LayerStore
@@ -89,10 +91,13 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens")
     parser.add_argument("--scored", type=int, default=SCORED, help="tokens after the prompt; below 1,024 none is far")
     parser.add_argument("--quick", action="store_true", help="short training of all tables: to look, not to publish")
+    parser.add_argument("--every", type=int, default=1, help="code every so many layers only: to look, not to publish")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
-    run = _Run(given.model, given.split, given.results, given.statistics, given.prompt, given.scored, given.quick)
+    run = _Run(
+        given.model, given.split, given.results, given.statistics, given.prompt, given.scored, given.quick, given.every
+    )
     run.measure(given.recipe, given.documents, given.measure)
     rows = run.rows(given.recipe)
     print(f"\n{table(rows)}\n")
@@ -103,6 +108,7 @@ def main() -> None:
         "model": given.model,
         "split": given.split,
         "quick": given.quick,
+        "every": given.every,
         "rows": rows,
         "shrink": shrunk,
     }
@@ -125,10 +131,11 @@ class _Run:
         n_prompt: int,
         n_scored: int,
         quick: bool,
+        every: int,
     ) -> None:
         self.model_name, self.split, self.statistics_at = model_name, split, statistics_at
-        self.n_prompt, self.n_scored, self.quick = n_prompt, n_scored, quick
-        self.results = results / "quick" if quick else results
+        self.n_prompt, self.n_scored, self.quick, self.every = n_prompt, n_scored, quick, every
+        self.results = results / f"quick {every}" if quick or every > 1 else results
 
     def measure(self, recipes: Sequence[str], counts: Sequence[int], kinds: Sequence[str]) -> None:
         """Document by document: the dense run of each is needed by all recipes."""
@@ -242,7 +249,8 @@ class _Run:
         at = self.results / "codecs" / sha256(name.encode()).hexdigest()[:16]
         if not (at / "config.json").is_file():
             print(f"fitting {recipe}", flush=True)
-            fit(whole, self.statistics).save_pretrained(at)
+            made_of = thinned(self.statistics, self.every)
+            replace(fit(whole, made_of), model=self.statistics.model).save_pretrained(at)
         return cut(Codec.from_pretrained(at), made.window)
 
     @cached_property
@@ -312,6 +320,13 @@ def widest(recipe: Recipe) -> Recipe:
         for side in (recipe.key, recipe.value)
     )
     return replace(recipe, key=key, value=value, window=replace(window, n_layers=N_LAYERS, mean_layers=1.0))
+
+
+def thinned(found: Statistics, every: int) -> Statistics:
+    """As if a model's other layers could not be coded."""
+    other = LayerShape("other", 0, 0, 0, 0, note=f"one layer of {every} is coded")
+    layers = tuple(shape if i % every == 0 else other for i, shape in enumerate(found.model.layers))
+    return replace(found, model=replace(found.model, layers=layers))
 
 
 def short(recipe: Recipe) -> Recipe:

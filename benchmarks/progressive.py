@@ -213,7 +213,11 @@ class _Run:
         model, _ = self.loaded
         text, by_keys, _ = recipe.partition(BY_KEYS)
         made = CompressedCache(model, self.codec(text), keep_decoded=True)
-        for index, layer in zip(made.codec.windowed, made.coded_layers(), strict=True):
+        layers: list[Any] = made.layers
+        for index, layer in enumerate(layers):
+            if index not in made.codec.windowed:
+                layers[index] = deepcopy(prompt.cache.layers[index])
+                continue
             if by_keys:
                 observed: Any = FromKeys(layer.store, self.statistics.layers[index].get(QUERIES, Moments))
                 layer.store.observed = observed

@@ -23,6 +23,7 @@ from karhunen.planning.made_up import made_up_statistics
 from karhunen.planning.rate import Rate, Split, Tables
 from karhunen.planning.shape import CacheLayer, ModelShape
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
+from karhunen.quantizers.embedded import Embedded
 from karhunen.quantizers.gains import GAIN_BITS
 from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.recipe import Recipe, Side
@@ -160,6 +161,8 @@ def _fitted_heads(layer: CacheLayer) -> int:
 def _untrained(side: Side) -> Side:
     """Codebooks as they start: of the same bytes."""
     quantizer: Any = side.quantizer
+    if isinstance(quantizer, Embedded):
+        return replace(side, quantizer=replace(quantizer, inner=replace(quantizer.inner, n_iterations=0)))
     return replace(side, quantizer=replace(quantizer, n_iterations=0)) if hasattr(quantizer, "n_iterations") else side
 
 

@@ -31,6 +31,7 @@ from karhunen.transforms.base import Transform
 from karhunen.values import assemble, dismantle, fingerprint, kinds_in
 from karhunen.windows.base import Window
 from karhunen.windows.left_out import without
+from karhunen.windows.refining import check_layers, mean_share
 from karhunen.windows.small_norm import NormBelow
 
 FORMAT, VERSION = "karhunen-codec", 2
@@ -304,6 +305,10 @@ class Codec:
                 raise ValueError(f"layer {index} is coded, and is {shape}")
             if (layer.exceptions is None) != (self.window.exceptions is None):
                 raise ValueError(f"layer {index}: its rule for exact tokens is not the window's")
+            try:
+                check_layers(self.window, {slot: layer.side(slot).quantizer for slot in SLOTS})
+            except ValueError as error:
+                raise ValueError(f"layer {index}: {error}") from error
             for slot, dim in zip(SLOTS, (shape.key_dim, shape.value_dim), strict=True):
                 try:
                     layer.side(slot).check(shape.n_kv_heads, dim)
@@ -331,7 +336,8 @@ class Codec:
         n = sum(self.model.layers[index].elements_per_token for index in self.layers)
         if n:
             sides = [layer.side(slot) for layer in self.layers.values() for slot in SLOTS]
-            said.append(f"codes of {8 * sum(side.layout.bytes_per_token for side in sides) / n:.2f} bits")
+            size = sum(side.layout.bytes_per_token * mean_share(self.window, side.quantizer) for side in sides)
+            said.append(f"codes of {8 * size / n:.2f} bits")
         if self.origin.n_tokens:
             said.append(f"{self.origin.n_tokens:,} calibration tokens")
         if self.card is not None and self.card.made.get("date"):

@@ -27,6 +27,8 @@ from karhunen.recipe import Side
 from karhunen.statistics.identity import LayerShape, ModelIdentity
 from karhunen.statistics.need import SLOTS
 from karhunen.values import dismantle
+from karhunen.windows.base import Window
+from karhunen.windows.refining import mean_share
 
 AXES = ("frame", "metric", "transform", "allocation", "quantizer", "packing")
 MEASURED_TOKENS = 64
@@ -153,7 +155,9 @@ def measured_bits() -> dict[str, Any]:
 def anatomy(codec: Codec) -> Anatomy:
     """Take a codec apart."""
     sides = tuple(
-        _side(codec.model.layers[i], i, slot, layer.side(slot)) for i, layer in codec.layers.items() for slot in SLOTS
+        _side(codec.model.layers[i], i, slot, layer.side(slot), codec.window)
+        for i, layer in codec.layers.items()
+        for slot in SLOTS
     )
     return Anatomy(
         codec.model,
@@ -223,7 +227,7 @@ def _axes(side: Side | None) -> dict[str, str]:
     return {} if side is None else {axis: choice(getattr(side, axis)) for axis in AXES}
 
 
-def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec) -> SideAnatomy:
+def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec, window: Window) -> SideAnatomy:
     n_tokens = math.lcm(codec.quantizer.granule_tokens, MEASURED_TOKENS)
     d = shape.key_dim if slot == "key" else shape.value_dim
     generator = torch.Generator(HOST).manual_seed(0)
@@ -244,7 +248,7 @@ def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec) -> SideAna
         axes=axes,
         n_coefficients=c,
         bits=tuple(GroupBits(float(b.min()), float(b.mean()), float(b.max()), int((b > 0).sum())) for b in bits),
-        code_bytes_per_token=packed.planes.nbytes / n_tokens,
+        code_bytes_per_token=packed.planes.nbytes / n_tokens * mean_share(window, codec.quantizer),
         side_bytes_per_token=sum(t.nbytes for t in packed.side.values()) / n_tokens,
         table_bytes=_bytes_of(codec),
         transform_bytes=_bytes_of(codec.transform),

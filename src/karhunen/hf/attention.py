@@ -29,6 +29,7 @@ from karhunen.hf.history import HistoryTensor
 from karhunen.hf.implementation import borrow
 from karhunen.hf.in_graph import Handed
 from karhunen.hf.probe import text_config, untraced
+from karhunen.windows.score import Queries
 
 NAME = "karhunen"
 
@@ -91,7 +92,13 @@ def _attention(
                 return read_bytes(key.history, query.detach(), attention_mask, *settings), None
             except fused.NotReadableError as refused:
                 reason = refused.reason
+        history = key.history
         key, value = key.dense(reason), value.dense(reason)
+        if history.on_attended is not None:
+            asked = Queries(
+                query.detach(), _scale(query, arguments), arguments.get("softcap"), _sinks(module, arguments)
+            )
+            history.on_attended(asked, attention_mask, None)
     return _plain(module, query, key, value, attention_mask, arguments)
 
 

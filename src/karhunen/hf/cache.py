@@ -24,7 +24,7 @@ from karhunen.device import HOST
 from karhunen.hf.attention import NAME, register
 from karhunen.hf.describe import identity_of
 from karhunen.hf.history import History, HistoryTensor, Masks
-from karhunen.hf.hooks import before_forward
+from karhunen.hf.hooks import after_forward, before_forward
 from karhunen.hf.in_graph import (
     InGraph,
     Mode,
@@ -37,6 +37,7 @@ from karhunen.hf.in_graph import (
 from karhunen.hf.positions import left_padding
 from karhunen.hf.probe import decoder_of, text_config, uncompiled, untraced
 from karhunen.hf.queries import show_queries
+from karhunen.hf.shrinking import check_max_bytes, keep_within, shrink
 from karhunen.hf.suits import check_window
 from karhunen.statistics.need import SLOTS
 from karhunen.store.account import Account
@@ -116,7 +117,8 @@ class CompressedLayer(DynamicLayer):
         key, value = key_states, value_states
         if not was_empty:
             key, value = self._history(key_states.dtype)
-        if not self.reads_queries:
+        waits = isinstance(key, HistoryTensor) and key.history.on_attended is not None
+        if not waits and not self.reads_queries:
             self.store.flush()
         return key, value
 
@@ -125,27 +127,42 @@ class CompressedLayer(DynamicLayer):
         mode: Mode = "python"
         if in_graph and self.store.selection is None:
             mode = "dense" if self.store.n_tokens else "first"
-            if self.offsets.reads_bytes and self.store.n_coded and self.store.codec is not None:
-                reader = reader_of(self.store.codec, self.store.snapshot())
-                mode = "bytes" if reader.mode != "decoded" else mode
+            mode = "bytes" if self._is_read_from_bytes else mode
         self.graph.begin(self, mode)
 
     @property
+    def _is_read_from_bytes(self) -> bool:
+        """Whether the running forward's attention is handed bytes."""
+        if not (self.offsets.reads_bytes and self.store.n_coded and self.store.codec is not None):
+            return False
+        return reader_of(self.store.codec, self.store.snapshot()).mode != "decoded"
+
+    @property
     def reads_queries(self) -> bool:
-        """Whether the window waits for the queries of the running forward (`hf.queries` shows them)."""
-        return self.store.selection is not None and self.store.selection.reads_now
+        """Whether the window waits for the queries of the running forward (`hf.queries` shows them); not where they
+        read bytes, since that tells what they paid."""
+        return self.store.waits_for_queries and not (self.store.observed is not None and self._is_read_from_bytes)
 
     def attended(self, queries: Queries, key: Tensor) -> None:
         """The queries of the tokens just added have read `key`, all tokens held."""
-        if self.store.selection is not None:
-            self.store.selection.observe(queries, key)
+        self.store.observe(queries, key)
+        self.store.flush()
+
+    def _attended_bytes(self, queries: Queries, mask: Tensor | None, log_sum: Tensor | None) -> None:
+        """The same, from bytes; without a `log_sum` they had to be decoded."""
+        if log_sum is None:
+            self.store.observe(queries, self.store.read()[0])
+        else:
+            self.store.observe_exact(queries, log_sum, mask)
         self.store.flush()
 
     def _history(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """All tokens, to be read from bytes where that can be, else decoded."""
         codec, held = self.store.codec, self.store.snapshot()
         if self.offsets.reads_bytes and codec is not None and held.n_coded:
-            history = History(reader_of(codec, held), held, self._note_read, self._note_dense, self.offsets.masks)
+            attended = self._attended_bytes if self.store.observed is not None else None
+            reader = reader_of(codec, held)
+            history = History(reader, held, self._note_read, self._note_dense, self.offsets.masks, attended)
             if history.reader.mode != "decoded":
                 return HistoryTensor(history, "key", dtype), HistoryTensor(history, "value", dtype)
             self._note_read(history.reader.description)
@@ -252,21 +269,30 @@ class CompressedCache(Cache):
     ValueError, with the reason, if the codec was made for another model. Works with `generate`, beams, assisted
     decoding, left padding, several turns; `report()` says what is held. `exact_dtype` is the type in which the codec's
     layers keep their exact tokens: bfloat16 where a bfloat16 model computes in float32; None keeps them as they come.
-    `keep_decoded` holds a decoded copy too, which makes steps faster and saves no memory: for scoring.
+    `keep_decoded` holds a decoded copy too, which makes steps faster and saves no memory: for scoring. `max_bytes`:
+    after each forward a progressive cache that holds more gives refinements back (`shrink`), down to its base.
     """
 
     def __init__(
-        self, model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None = None, keep_decoded: bool = False
+        self,
+        model: nn.Module,
+        codec: Codec,
+        exact_dtype: torch.dtype | None = None,
+        keep_decoded: bool = False,
+        max_bytes: int | None = None,
     ) -> None:
         refuse_unless_a("model", model, nn.Module, would="load it first, as with karhunen.load")
         refuse_unless_a("codec", codec, Codec, would="fit one, or read one with Codec.from_pretrained")
         if exact_dtype is not None and not (isinstance(exact_dtype, torch.dtype) and exact_dtype.is_floating_point):
             raise ValueError(f"exact_dtype={exact_dtype!r} holds no vectors; use torch.bfloat16, float16 or float32")
+        if max_bytes is not None:
+            check_max_bytes(codec, max_bytes)
         given, model = model, uncompiled(model)
         codec.check_model(identity_of(model))
         check_window(model, codec.window)
         register()  # whoever has such a cache may name the attention that reads it
         self.codec = codec
+        self.max_bytes = max_bytes
         self.offsets = RowOffsets()
         self.in_graph = is_compiled(given) and codec.window.reads == "never" and hands_over(model)
         if self.in_graph:
@@ -325,6 +351,12 @@ class CompressedCache(Cache):
 
         return load_session(model, folder, codec)[0]
 
+    def shrink(self, n_bytes: int) -> int:
+        """Give back `n_bytes` or a little more, in place, coldest refinements first; fewer where all tokens are at
+        their base. Returns the bytes given back. Tokens that come later are refined as little as those that are left.
+        ValueError where nothing has refinements, or another cache shares them."""
+        return shrink(self, n_bytes)
+
     def branch(self) -> "CompressedCache":
         """A cache that goes on from here by itself and shares what is coded: many questions to one document hold its
         bytes once. This cache may go on too. A branch with coded tokens of its own copies a layer's codes to read."""
@@ -375,6 +407,8 @@ class CompressedCache(Cache):
         if (decoder := decoder_of(model)) is not inner:  # positions of images are worked out on the way to it
             stopping.append(before_forward(decoder, partial(_note_offsets, weakref.ref(self), inside=True)))
         shown = show_queries(model, weakref.ref(self)) if self.codec.window.reads != "never" else ExitStack()
+        if self.max_bytes is not None:
+            stopping.append(after_forward(inner, partial(_keep_within, weakref.ref(self))))
         for stop in stopping:
             shown.callback(stop)
         self._stop_watching: Callable[[], Any] = weakref.finalize(self, shown.close)
@@ -388,6 +422,12 @@ class CompressedCache(Cache):
         if (model := self._model()) is not None:
             twin._watch(model)
         return twin
+
+
+@untraced
+def _keep_within(cache_ref: "weakref.ref[CompressedCache]", module: nn.Module, args: Any, output: Any) -> None:
+    if (cache := cache_ref()) is not None:
+        keep_within(cache)
 
 
 @untraced

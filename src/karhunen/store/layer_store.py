@@ -70,6 +70,7 @@ class LayerStore:
         twin._n_coded, twin._n_dropped, twin._rows_at = self._n_coded, self._n_dropped, self._rows_at
         twin._exceptions, twin.selection = self._exceptions, deepcopy(self.selection)
         twin._not_asked = list(self._not_asked)
+        twin._decoded = None if self._decoded is None else self._decoded.branch()
         return twin
 
     def state(self) -> StoreState:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tasks import shapes_of
 
 from karhunen.codec import Codec
 from karhunen.evaluation.continuation import Prompt, dense_text, leaves_at, stop_tokens
@@ -31,7 +32,7 @@ from karhunen.hf.embedded import load
 from karhunen.recipe import Recipe
 from karhunen.recipes import make
 from karhunen.statistics.artifact import load_statistics
-from karhunen.statistics.gathered import LayerStatistics, Statistics
+from karhunen.statistics.gathered import Statistics
 from karhunen.windows.sink_recent import SinkRecent
 
 WINDOW = (4, 128)
@@ -123,14 +124,6 @@ def coded(recipe: Recipe, statistics: Statistics | None, model: Any, window: str
         return codec
     assert isinstance(codec.window, SinkRecent), "rows are of recipes whose window is sinks and recent tokens"
     return replace(codec, window=replace(codec.window, sink=0, recent=0))
-
-
-def shapes_of(model: Any) -> Statistics:
-    """Statistics of nothing, for what needs none."""
-    from karhunen.hf.describe import identity_of
-
-    identity = identity_of(model)
-    return Statistics(identity, {i: LayerStatistics() for i in range(len(identity.layers))})
 
 
 def read(model: Any, tokenizer: Any, n: int, n_scored: int) -> list[Read]:

@@ -17,6 +17,7 @@ import argparse
 import json
 import time
 from dataclasses import asdict
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,11 @@ from karhunen.evaluation.runner import gathered
 from karhunen.evaluation.tasks.asked import PreparedAsked, metrics_of
 from karhunen.evaluation.tasks.kinds import Kind
 from karhunen.fitting import fit
+from karhunen.hf.describe import identity_of
 from karhunen.hf.embedded import load
 from karhunen.recipes import make
+from karhunen.statistics.artifact import load_statistics
+from karhunen.statistics.gathered import LayerStatistics, Statistics
 
 WINDOW = (4, 128)
 SHORT = (
@@ -55,7 +59,9 @@ def main() -> None:
     """Ask what is missing, or one cell again."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--statistics", type=Path, default=Path("results/tasks/statistics"), help="measured if missing")
+    parser.add_argument(
+        "--statistics", type=Path, help="of the model, as `karhunen calibrate` keeps them; else measured"
+    )
     parser.add_argument("--results", type=Path, default=Path("results/tasks"))
     parser.add_argument("--json", type=Path, default=Path("results/measured/tasks-smollm2.json"))
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no cell after so many")
@@ -118,7 +124,7 @@ class Runner:
         return True
 
     def _codec(self, one: Rated) -> Codec:
-        return codec_of(self.model, self.tokenizer, one, self.given.statistics, self.given.results / "codecs")
+        return codec_of(self.model, self.tokenizer, one, self.given, self.given.results / "codecs")
 
 
 def file_of(results: Path, task: Kind, name: str, rate: int, i: int) -> Path:
@@ -137,16 +143,28 @@ def cell_of(task: Kind, name: str, rate: int) -> Rated:
     return one
 
 
-def codec_of(model: Any, tokenizer: Any, one: Rated, statistics: Path, kept: Path | None) -> Codec:
-    """Fitted now, or as an earlier run left it."""
+def codec_of(model: Any, tokenizer: Any, one: Rated, given: argparse.Namespace, kept: Path | None) -> Codec:
+    """Fitted now, or as an earlier run left it. Statistics that were given are taken as they are, others measured."""
     folder = None if kept is None else kept / one.recipe.fingerprint()
     if folder is not None and folder.is_dir():
         return Codec.from_pretrained(folder)
-    say = lambda text: print(f"         {text}", flush=True)  # noqa: E731
-    codec = fit(one.recipe, gathered(model, tokenizer, [one.recipe], statistics, 16384, say))
+    if not one.recipe.needs():
+        statistics = shapes_of(model)
+    elif given.statistics:
+        statistics = load_statistics(given.statistics)
+    else:
+        own = given.results / "statistics"
+        statistics = gathered(model, tokenizer, [one.recipe], own, 16384, partial(print, "        ", flush=True))
+    codec = fit(one.recipe, statistics)
     if folder is not None:
         codec.save_pretrained(folder)
     return codec
+
+
+def shapes_of(model: Any) -> Statistics:
+    """Statistics of nothing, for what needs none."""
+    identity = identity_of(model)
+    return Statistics(identity, {i: LayerStatistics() for i in range(len(identity.layers))})
 
 
 def asked(prepared: PreparedAsked, codec: Codec) -> dict[str, Any]:
@@ -165,7 +183,7 @@ def again(model: Any, tokenizer: Any, task: Kind, one: Rated, given: argparse.Na
     published = json.loads(given.json.read_text(encoding="utf-8"))["cells"] if given.json.is_file() else []
     key = task.name, one.name, one.rate
     was = next((cell for cell in published if (cell["task"], cell["recipe"], cell["rate"]) == key), None)
-    codec = codec_of(model, tokenizer, one, given.statistics, None)
+    codec = codec_of(model, tokenizer, one, given, None)
     found = asked(task.prepare(model, tokenizer, 0, was and was["n_texts"]), codec)
     print(f"{task.name}, {one.text}: {summary(found['answers'])}, {found['seconds']:.0f} s")
     if was:

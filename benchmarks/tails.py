@@ -42,7 +42,7 @@ RECIPES: tuple[tuple[str, int | None], ...] = (
     ("turboquant_4bit", None), ("kivi", 4), ("spectra", 8), ("nova_kv", 8), ("kivi", 8), ("karhunen", 12),
     ("karhunen", 16), ("turboquant_3bit", None), ("q8_0", None), ("q8_0:rotation=none", None), ("fp8", None),
 )  # fmt: skip
-GENERATED_TOKENS = 64
+GENERATED_TOKENS = 32
 CONTEXT_TOKENS = 24  # shown before the worst token
 
 
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument(
         "--no-window", type=int, nargs="*", default=[1024], help="lengths measured without a window too"
     )
-    parser.add_argument("--scored-tokens", type=int, default=384)
+    parser.add_argument("--scored-tokens", type=int, default=256)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no row after so many")
     parser.add_argument("--json", type=Path, default=Path("results/measured/tails-smollm2.json"))
     given = parser.parse_args()

@@ -3,7 +3,7 @@
 | kind      | the text                                             | a question                                   |
 |-----------|------------------------------------------------------|----------------------------------------------|
 | passkeys  | keys of seven digits in prose, at even depths        | "The pass key of copper-gate is"             |
-| documents | ten sentences on who built what, in prose            | "Question: Who built the old mill in Arlen?" |
+| documents | sentences on who does what where, in prose           | "Question: Who is the mayor of Arlen?"       |
 | chat      | a user's eight facts, then eight turns about prose   | "Where do I live?", in the chat's template   |
 
 Prose is that of the test documents, cut to the length asked for; the seed decides where it begins.
@@ -19,7 +19,18 @@ from karhunen.evaluation.tasks.haystacks import hide, length_of, paragraphs_from
 Make = Callable[[Any, int, int, random.Random], Asked]
 """Given a tokenizer, a number of tokens, a number of questions and a source of chance."""
 
-BUILT = ("mill", "bridge", "library", "lighthouse", "theatre", "station", "chapel", "museum", "school", "tower")
+WHO = (
+    ("The mayor of {} is", "Who is the mayor of {}?"),
+    ("The old mill near {} was built by", "Who built the old mill near {}?"),
+    ("The museum in {} was founded by", "Who founded the museum in {}?"),
+    ("The bread of {} is baked by", "Who bakes the bread of {}?"),
+    ("The bridge at {} was designed by", "Who designed the bridge at {}?"),
+    ("The clock in {} was repaired by", "Who repaired the clock in {}?"),
+    ("The gardens of {} are kept by", "Who keeps the gardens of {}?"),
+    ("The song of {} was written by", "Who wrote the song of {}?"),
+    ("The ferry at {} is steered by", "Who steers the ferry at {}?"),
+    ("The school in {} is led by", "Who leads the school in {}?"),
+)
 TOWNS = ("Arlen", "Brewick", "Calder", "Dunmore", "Eastvale", "Farrow", "Glenby", "Harwell", "Ilkley", "Jarrow")
 FIRST_NAMES = ("Tomas", "Ada", "Iris", "Jon", "Lena", "Paul", "Rosa", "Sven", "Mira", "Owen", "Clara", "Hugo")
 LAST_NAMES = ("Venn", "Marlow", "Kemp", "Harker", "Orr", "Wicks", "Delgado", "Lund", "Patel", "Price", "Stone", "Bell")
@@ -57,26 +68,17 @@ def passkeys(tokenizer: Any, n_tokens: int, n_asks: int, rng: random.Random) -> 
 
 
 def documents(tokenizer: Any, n_tokens: int, n_asks: int, rng: random.Random) -> Asked:
-    """Who built what: the question's words are not the sentence's, and every builder has a name of two words."""
-    if n_asks > len(BUILT):
-        raise ValueError(f"{n_asks} questions to a document; there are facts for {len(BUILT)}")
-    names = [f"{a} {b}" for a, b in zip(rng.sample(FIRST_NAMES, n_asks), rng.sample(LAST_NAMES, n_asks), strict=True)]
-    what = list(zip(rng.sample(BUILT, n_asks), rng.sample(TOWNS, n_asks), strict=True))
-    sentences = [
-        f"The old {kind} in {town} was built by {name} in {rng.randrange(1800, 1950)}."
-        for (kind, town), name in zip(what, names, strict=True)
+    """Who does what where: every fact is of another kind and town, and every name has two words."""
+    if n_asks > len(WHO):
+        raise ValueError(f"{n_asks} questions to a document; there are facts for {len(WHO)}")
+    firsts, lasts, towns = (rng.sample(known, n_asks) for known in (FIRST_NAMES, LAST_NAMES, TOWNS))
+    told = [
+        (stem.format(town), question.format(town), f"{first} {last}")
+        for (stem, question), town, first, last in zip(rng.sample(WHO, n_asks), towns, firsts, lasts, strict=True)
     ]
+    sentences = [f"{stem} {name}." for stem, _, name in told]
     text = _around(tokenizer, n_tokens, sentences, [(i + 0.5) / n_asks for i in range(n_asks)], rng)
-    return Asked(
-        text,
-        tuple(
-            Ask(
-                f"\n\nQuestion: Who built the old {kind} in {town}?\nAnswer: The old {kind} in {town} was built by",
-                name,
-            )
-            for (kind, town), name in zip(what, names, strict=True)
-        ),
-    )
+    return Asked(text, tuple(Ask(f"\n\nQuestion: {asked}\nAnswer: {stem}", name) for stem, asked, name in told))
 
 
 def chat(tokenizer: Any, n_tokens: int, n_asks: int, rng: random.Random) -> Asked:

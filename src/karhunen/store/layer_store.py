@@ -85,6 +85,7 @@ class LayerStore:
         twin._not_asked = list(self._not_asked)
         twin.refinements = self.refinements and self.refinements.branch()
         twin.observed = deepcopy(self.observed)
+        twin._decoded = None if self._decoded is None else self._decoded.branch()
         return twin
 
     def state(self) -> StoreState:

@@ -9,6 +9,7 @@ vector; its bytes never change. What the layer holds depends on the tokens appen
 """
 
 import math
+import time
 from copy import deepcopy
 from functools import lru_cache
 from typing import final
@@ -25,6 +26,7 @@ from karhunen.store.account import Account, accounted
 from karhunen.store.buffers import TokenBuffer
 from karhunen.store.decoded import Decoded
 from karhunen.store.exceptions import Exceptions
+from karhunen.store.observer import Leaving, Observer
 from karhunen.store.pages import PageBuffer
 from karhunen.store.positions import Offsets, Positions
 from karhunen.store.selection import Selection
@@ -48,6 +50,7 @@ class LayerStore:
         self.codec = codec
         self._decoded = Decoded() if keep_decoded and codec is not None and not codec.is_paged else None
         self.window = window
+        self.observers: tuple[Observer, ...] = ()  # a branch has none: its tokens are not the watched cache's
         self.reset()
 
     def reset(self) -> None:
@@ -189,21 +192,31 @@ class LayerStore:
             self._encode(self.codec, n_leaving)
 
     def _encode(self, codec: LayerCodec, n_leaving: int) -> None:
+        start = time.perf_counter()
         self._ask_offsets()
         step = max(1, ENCODE_TOKENS // codec.granule_tokens) * codec.granule_tokens
         left_out = self._looked_at(codec, n_leaving)
         for slot in SLOTS:
             parts = [
                 codec.side(slot).encode_finite(
-                    self._recent[slot][:, :, start : min(start + step, n_leaving)],
-                    self._positions(self._n_coded + start, self._n_coded + min(start + step, n_leaving)),
-                    None if left_out is None else left_out[:, start : start + step],
+                    self._recent[slot][:, :, at : min(at + step, n_leaving)],
+                    self._positions(self._n_coded + at, self._n_coded + min(at + step, n_leaving)),
+                    None if left_out is None else left_out[:, at : at + step],
                 )
-                for start in range(0, n_leaving, step)
+                for at in range(0, n_leaving, step)
             ]
             self._store(slot, parts, n_leaving)
+        if self.observers:
+            self._show(codec, n_leaving, time.perf_counter() - start)
         self._n_coded += n_leaving
         self._forget_recent(n_leaving)
+
+    def _show(self, codec: LayerCodec, n_leaving: int, seconds: float) -> None:
+        key, value = (self._recent[slot][:, :, :n_leaving] for slot in SLOTS)
+        where = self._positions(self._n_coded, self._n_coded + n_leaving)
+        leaving = Leaving(codec, key, value, where, self._recent["key"][:, :, n_leaving:], seconds)
+        for observer in self.observers:
+            observer.left(leaving)
 
     def _choose(self) -> None:
         key = self._recent["key"]

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any, final
 from karhunen.cli.loading import fetching, load_model, torch_dtype
 from karhunen.cli.screen import Screen, grid, rounded
 
+OWN_SAMPLES = 8192  # tokens beside the built-in text: docs/calibration.md, "How many"
+
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from karhunen.calibration.memory_plan import MemoryPlan
     from karhunen.calibration.parallel import Channel, Processes
     from karhunen.calibration.placement import Placement
@@ -28,6 +32,7 @@ class Wanted:
     recipe_text: str
     texts: tuple[Path, ...]
     max_tokens: int
+    own_samples: int | None
     resume: Path | None
     saved: Path | None
     keep_statistics: bool
@@ -37,6 +42,14 @@ class Wanted:
     batch: int | None
     memory: str | None
     plan: bool
+
+    @property
+    def n_own(self) -> int:
+        """Tokens that the model writes itself: as many as were asked for, else some beside the built-in text, no more
+        than are read of it; none beside texts of the user's own."""
+        if self.own_samples is not None:
+            return self.own_samples
+        return 0 if self.texts else min(OWN_SAMPLES, self.max_tokens)
 
 
 def run(wanted: Wanted, as_json: bool) -> None:
@@ -86,9 +99,10 @@ def _check(wanted: Wanted) -> None:
 
     torch_dtype(wanted.dtype)
     measures = wanted.texts or wanted.resume is not None or wanted.keep_statistics or wanted.plan
-    if wanted.saved is not None and measures:
+    if wanted.saved is not None and (measures or wanted.own_samples is not None):
         raise ValueError(
-            "--statistics fits what was measured before; leave out --text, --resume, --keep-statistics and --plan"
+            "--statistics fits what was measured before; leave out --text, --own-samples, --resume, --keep-statistics "
+            "and --plan"
         )
     if wanted.plan:
         return
@@ -121,7 +135,7 @@ def _placed(screen: Screen, wanted: Wanted, recipe: "Recipe", channel: "Channel"
     with channel.together():
         with fetching(screen, f"looking at {Path(wanted.model_name).name}") as on_fetch:
             bare = skeleton(wanted.model_name, torch_dtype(wanted.dtype), on_fetch)
-        work = Work(tuple(recipe.needs()), (), wanted.max_tokens, wanted.sequence_tokens)
+        work = Work(tuple(recipe.needs()), (), wanted.max_tokens + wanted.n_own, wanted.sequence_tokens)
         return place(bare, devices, work, free, wanted.batch)
 
 
@@ -131,19 +145,22 @@ def _measured(
     from karhunen.byte_sizes import bytes_of
     from karhunen.calibration.calibrate import calibrate
     from karhunen.calibration.texts import calibration_text, read_texts
+    from karhunen.calibration.tokens import sequences
+    from karhunen.hf.probe import n_positions
 
     with channel.together():
         given = read_texts(wanted.texts) if wanted.texts else calibration_text()
         model, tokenizer = load_model(screen, wanted.model_name, wanted.dtype, placement.device_map)
         _check_suits(recipe, model)
+        pieces = sequences(given, tokenizer, min(wanted.sequence_tokens, n_positions(model)), wanted.max_tokens, 2)
+    own = _own(screen, wanted, model, tokenizer, channel)
     many = f"; {channel.size} processes" if channel.size > 1 else ""
     with screen.progress("calibrating", "tokens") as advance:
         return calibrate(
             model,
-            given,
+            [*pieces, *own],
             recipe.needs(),
-            tokenizer,
-            max_tokens=wanted.max_tokens,
+            max_tokens=wanted.max_tokens + wanted.n_own,
             sequence_tokens=wanted.sequence_tokens,
             batch=wanted.batch,
             memory=None if wanted.memory is None else bytes_of(wanted.memory),
@@ -152,6 +169,20 @@ def _measured(
             on_plan=lambda plan: screen.log(plan.line() + many),
             progress=advance,
         )
+
+
+def _own(screen: Screen, wanted: Wanted, model: Any, tokenizer: Any, channel: "Channel") -> "list[Tensor]":
+    """What the model writes itself, by the first process for all of them."""
+    if not wanted.n_own:
+        return []
+    from karhunen.calibration.own_samples import own_samples
+
+    found: list[Any] = []
+    with channel.together():
+        if channel.is_first:
+            with screen.progress("writing its own text", "tokens") as advance:
+                found = own_samples(model, tokenizer, wanted.n_own, folder=wanted.resume, progress=advance)
+    return channel.from_first(found)
 
 
 def _check_suits(recipe: "Recipe", model: Any) -> None:

@@ -20,13 +20,15 @@ from karhunen.attention.reader import Reader
 from karhunen.statistics.need import Slot
 from karhunen.store.snapshot import Snapshot
 
+OnQuery = Callable[[Tensor, float], None]
 COMPUTED_WITH = "the model computes with its cached keys or values before attention"
 
 
 @final
 class History:
     """One layer at one step. `on_read(how)` learns how it was read, `on_dense(bytes)` what decoding took; what a mask
-    says of the coded tokens is kept in `masks` for the layers of one forward, which share it."""
+    says of the coded tokens is kept in `masks` for the layers of one forward, which share it. `on_query` is shown the
+    queries and the softmax's scale, where somebody looks."""
 
     def __init__(
         self,
@@ -35,12 +37,14 @@ class History:
         on_read: Callable[[str], None],
         on_dense: Callable[[int], None],
         masks: "Masks | None" = None,
+        on_query: "OnQuery | None" = None,
     ) -> None:
         self.reader = reader
         self.snapshot = snapshot
         self.on_read = on_read
         self.on_dense = on_dense
         self.masks = masks
+        self.on_query = on_query
 
     def over_coded(self, mask: Tensor | None) -> OverCoded:
         """What `mask` says of this layer's coded tokens."""

@@ -207,14 +207,14 @@ class LayerStore:
             ]
             self._store(slot, parts, n_leaving)
         if self.observers:
-            self._show(codec, n_leaving, time.perf_counter() - start)
+            self._show(codec, n_leaving, left_out, time.perf_counter() - start)
         self._n_coded += n_leaving
         self._forget_recent(n_leaving)
 
-    def _show(self, codec: LayerCodec, n_leaving: int, seconds: float) -> None:
+    def _show(self, codec: LayerCodec, n_leaving: int, kept: Tensor | None, seconds: float) -> None:
         key, value = (self._recent[slot][:, :, :n_leaving] for slot in SLOTS)
         where = self._positions(self._n_coded, self._n_coded + n_leaving)
-        leaving = Leaving(codec, key, value, where, self._recent["key"][:, :, n_leaving:], seconds)
+        leaving = Leaving(codec, key, value, where, kept, self._recent["key"][:, :, n_leaving:], seconds)
         for observer in self.observers:
             observer.left(leaving)
 

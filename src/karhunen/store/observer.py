@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.codec import LayerCodec
@@ -12,13 +12,15 @@ from karhunen.codec import LayerCodec
 @final
 @dataclass(frozen=True)
 class Leaving:
-    """Tokens of one layer that have just been coded. `positions` are negative in padding; `recent_key` holds the exact
-    tokens after them; `seconds` is what coding took, as the host saw it."""
+    """Tokens of one layer that have just been coded. `positions` are negative in padding; `kept` says which are held
+    exact as well, None if none can be; `recent_key` are the exact tokens after them; `seconds` is what coding took, as
+    the host saw it."""
 
     codec: LayerCodec
     key: Float[Tensor, "b h t d"]
     value: Float[Tensor, "b h t e"]
     positions: Int[Tensor, "b t"]
+    kept: Bool[Tensor, "b t"] | None
     recent_key: Float[Tensor, "b h n d"]
     seconds: float
 

@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import reduce
 from operator import add
@@ -33,17 +34,10 @@ from karhunen.evaluation.score import run_dense, score
 from karhunen.hf.embedded import load
 from karhunen.statistics.artifact import load_statistics, save_statistics
 
-PARTS = {"built-in 16k": 16384, "built-in 8k": 8192, "own 8k": 8192}
+PARTS = {f"{source} {n}k": n * 1024 for source in ("built-in", "own") for n in (4, 8, 16)}
 """Tokens of each."""
-MIXES = {
-    "built-in 8k": ("built-in 8k",),
-    "built-in 16k": ("built-in 16k",),
-    "own 8k": ("own 8k",),
-    "built-in 8k + own 8k": ("built-in 8k", "own 8k"),
-    "built-in 16k + own 8k": ("built-in 16k", "own 8k"),
-}
+MIXES = ("built-in 8k", "built-in 16k", "own 8k", "built-in 8k + own 8k", "built-in 16k + own 8k")
 KINDS = ("prose", "code", "literature")
-SIZES = {"prefill_tokens": 2560, "scored_tokens": 384}
 
 
 def main() -> None:
@@ -53,14 +47,17 @@ def main() -> None:
     parser.add_argument("--recipe", default="karhunen:bits=2")
     parser.add_argument("--split", default="development", choices=("development", "test"))
     parser.add_argument("--documents", type=int, default=1, help="of each kind")
+    parser.add_argument("--mix", nargs="+", default=MIXES, help=f"sums of {', '.join(PARTS)}")
+    parser.add_argument("--prefill-tokens", type=int, default=2560)
+    parser.add_argument("--scored-tokens", type=int, default=384)
     parser.add_argument("--work", type=Path, required=True, help="folder of samples, statistics and scores")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further part after so long")
     parser.add_argument("--json", type=Path)
     run = Run(parser.parse_args())
-    for part in PARTS:
+    for part in dict.fromkeys(part for mix in run.given.mix for part in mix.split(" + ")):
         run.statistics(part)
     run.score()
-    print(table(run.found["kl"], run.found["seconds"]))
+    print(table(run.given.mix, run.found["kl"], run.found["seconds"]))
     if run.given.json:
         made = {"made": asdict(provenance()), "model": run.given.model, "recipe": run.given.recipe, **run.found}
         run.given.json.write_text(json.dumps(made, indent=1))
@@ -74,7 +71,7 @@ class Run:
         self.start = time.monotonic()
         self.folder = given.work / given.model
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.file = self.folder / f"found-{given.split}.json"
+        self.file = self.folder / f"found-{given.split}-{given.prefill_tokens}.json"
         self.found: dict[str, Any] = {"seconds": {}, "kl": {}}
         if self.file.exists():
             self.found = json.loads(self.file.read_text())
@@ -108,8 +105,9 @@ class Run:
     def score(self) -> None:
         """Every mix on every document."""
         counts = {f"n_{kind}": self.given.documents for kind in KINDS}
-        for document in default_documents(self.tokenizer, self.given.split, **counts, **SIZES):
-            missing = [mix for mix in MIXES if f"{mix} on {document.name}" not in self.found["kl"]]
+        sizes = {"prefill_tokens": self.given.prefill_tokens, "scored_tokens": self.given.scored_tokens}
+        for document in default_documents(self.tokenizer, self.given.split, **counts, **sizes):
+            missing = [mix for mix in self.given.mix if f"{mix} on {document.name}" not in self.found["kl"]]
             if not missing:
                 continue
             self.still()
@@ -121,7 +119,7 @@ class Run:
     def codec(self, mix: str) -> Any:
         """Fitted once a call."""
         if mix not in self.codecs:
-            self.codecs[mix] = fit(self.recipe, reduce(add, map(self.statistics, MIXES[mix])))
+            self.codecs[mix] = fit(self.recipe, reduce(add, map(self.statistics, mix.split(" + "))))
         return self.codecs[mix]
 
     def keep(self, kind: str, name: str, value: float) -> None:
@@ -136,15 +134,15 @@ class Run:
             sys.exit("time is up; call it again to go on")
 
 
-def table(kl: dict[str, float], seconds: dict[str, float]) -> str:
+def table(mixes: Sequence[str], kl: dict[str, float], seconds: dict[str, float]) -> str:
     """Markdown: KL by kind, and what calibration took."""
     lines = [f"| calibrated on | {' | '.join(KINDS)} | seconds |", "|---|--:|--:|--:|--:|"]
-    for mix, parts in MIXES.items():
+    for mix in mixes:
         means = []
         for kind in KINDS:
             found = [value for name, value in kl.items() if name.startswith(f"{mix} on {kind}")]
             means.append(f"{sum(found) / len(found):.4f}" if found else "")
-        took = sum(value for name, value in seconds.items() if name.removeprefix("drawing ") in parts)
+        took = sum(value for name, value in seconds.items() if name.removeprefix("drawing ") in mix.split(" + "))
         lines.append(f"| {mix} | {' | '.join(means)} | {took:.0f} |")
     return "\n".join(lines)
 

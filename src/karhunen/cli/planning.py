@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from karhunen.cli.options import Json, path, word
+from karhunen.cli.options import Json, path, positive, word
 
 planning = typer.Typer()
 
@@ -65,7 +65,13 @@ def plan(
         int, typer.Option("--check-tokens", min=64, help="Of the cache that --check makes.")
     ] = 2048,
     max_step: Annotated[
-        float, typer.Option("--max-step", help="Times the fastest dense step that --check lets a step take.")
+        float,
+        typer.Option(
+            "--max-step",
+            metavar="FLOAT",
+            parser=positive,
+            help="Times the fastest dense step that --check lets a step take.",
+        ),
     ] = 1.0,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="A picture of memory against context, PNG or SVG.", parser=path)

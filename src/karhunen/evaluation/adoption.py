@@ -7,6 +7,7 @@ the codec                 ─▶ what stays exact       ┘
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, final
 
 import torch
@@ -38,7 +39,7 @@ class Tolerance:
     step: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.bytes < 0 or self.step <= 0:
+        if not (0 <= self.bytes < inf and 0 < self.step < inf):
             raise ValueError(f"bytes={self.bytes}, step={self.step}: a share of 0 or more, and a ratio above 0")
 
 

@@ -57,7 +57,7 @@ class Limits:
         shares = {"top1": self.top1, "needles": self.needles, "tool_calls": self.tool_calls}
         if wrong := [name for name, share in shares.items() if not 0 <= share <= 1]:
             raise ValueError(f"{wrong[0]}={shares[wrong[0]]} is not a share; use 0 to 1")
-        if min(self.kl, self.kl_p999, self.pages) < 0:
+        if not all(limit >= 0 for limit in (self.kl, self.kl_p999, self.pages)):  # NaN is above nothing
             raise ValueError(f"kl={self.kl}, kl_p999={self.kl_p999}, pages={self.pages}: KL is 0 or more")
 
 

@@ -2,7 +2,7 @@
 
     prose ─▶ code ─▶ novel ─▶ chat          documents one after the other, each a cache of its own
        fixed     the codec of the built-in text
-       adapted   fitted anew before a document, if the drift is above the threshold (axes, plan, codebooks; no gradients)
+       adapted   fitted anew before a document where the drift is above the threshold: axes, plan, codebooks
        fresh     calibrated on other text of the kind, gradients too: what there is to win
     and prose ─▶ prose ─▶ prose ─▶ prose    where adapting must do no harm
 

@@ -88,7 +88,7 @@ def test_generate_shows_its_cache_and_then_says_the_same_text(
                     "--recipe", "int2:group=12,recent=16", "-o", tmp_path / "codec")  # fmt: skip
     assert made.code == 0, made.err
     start = ["generate", "--model", str(model_folder), "--codec", str(tmp_path / "codec"), "--prompt", "say it " * 9]
-    start += ["--max-new-tokens", "60", "--raw"]
+    start += ["--max-new-tokens", "24", "--raw"]
     plain, seen = (json.loads(karhunen(*start, *more, "--json").out) for more in ((), ("--watch",)))
     assert plain["text"] == seen["text"]
     assert "watched" not in plain

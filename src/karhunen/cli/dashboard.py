@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import TYPE_CHECKING, Any, final
 
 from rich.console import Group
@@ -37,7 +38,7 @@ class Dashboard:
         self.cache: CompressedCache | None = None
         self.live: Live | None = None
         self.said = ""
-        self.drawn = time.monotonic()
+        self.drawn = -inf  # the first words draw at once
 
     @contextmanager
     def running(self) -> Iterator[None]:

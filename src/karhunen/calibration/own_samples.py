@@ -165,34 +165,35 @@ def own_samples(
         done = sum(rows[:start])
         if progress is not None:
             progress(done, total)
-        part = wanted[start : start + BATCH]
-        texts = None if kept is None else kept.load(start, len(part))
+        part, lengths = wanted[start : start + BATCH], rows[start : start + BATCH]
+        most = max(lengths)
+        texts = None if kept is None else kept.load(start, len(part), most)
         if texts is None:
-            texts = _drawn(model, tokenizer, part, room, (seed, start), _told(progress, done, room, len(part), total))
+            texts = _drawn(model, tokenizer, part, most, (seed, start), _told(progress, done, most, len(part), total))
             if kept is not None:
-                kept.save(start, texts)
-        found += [torch.tensor(ids[:n], device=HOST) for ids, n in zip(texts, rows[start : start + BATCH], strict=True)]
+                kept.save(start, texts, most)
+        found += [torch.tensor(ids[:n], device=HOST) for ids, n in zip(texts, lengths, strict=True)]
     if progress is not None:
         progress(total, total)
     return found
 
 
 def _drawn(
-    model: Any, tokenizer: Any, prompts: list[list[int]], room: int, seeds: tuple[int, int], on_step: Any
+    model: Any, tokenizer: Any, prompts: list[list[int]], most: int, seeds: tuple[int, int], on_step: Any
 ) -> list[list[int]]:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     seed, start = seeds
     each = [_mixed(seed, start + i) for i in range(len(prompts))]
-    n = room - min(map(len, prompts))
+    n = max(1, most - min(map(len, prompts)))
     return continued(model, prompts, n, each, pad=0 if pad is None else int(pad), on_step=on_step)
 
 
-def _told(progress: Progress | None, done: int, room: int, n_rows: int, total: int) -> Callable[[int], None] | None:
+def _told(progress: Progress | None, done: int, most: int, n_rows: int, total: int) -> Callable[[int], None] | None:
     """Steps of a batch as tokens of all."""
     if progress is None:
         return None
-    most = min(total, done + room * n_rows) - 1
-    return lambda n_steps: progress(min(done + n_steps * n_rows, most), total)
+    end = min(total, done + most * n_rows) - 1
+    return lambda n_steps: progress(min(done + n_steps * n_rows, end), total)
 
 
 def _ids(tokenizer: Any, prompt: Prompt) -> list[int]:
@@ -217,22 +218,22 @@ class _Kept:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
 
-    def _path(self, start: int, n_rows: int) -> Path:
-        return self.folder / f"own-samples-{self.name}-{start:05d}-{n_rows}.json"
+    def _path(self, start: int, n_rows: int, most: int) -> Path:
+        return self.folder / f"own-samples-{self.name}-{start:05d}-{n_rows}x{most}.json"
 
-    def load(self, start: int, n_rows: int) -> list[list[int]] | None:
+    def load(self, start: int, n_rows: int, most: int) -> list[list[int]] | None:
         """The texts of a batch; None if they are not there, or the file is damaged."""
         try:
-            texts = json.loads(self._path(start, n_rows).read_text(encoding="utf-8"))
+            texts = json.loads(self._path(start, n_rows, most).read_text(encoding="utf-8"))
             whole = len(texts) == n_rows and all(isinstance(i, int) for text in texts for i in text)
         except (OSError, ValueError, TypeError):
             return None
         return texts if whole else None
 
-    def save(self, start: int, texts: list[list[int]]) -> None:
+    def save(self, start: int, texts: list[list[int]], most: int) -> None:
         """Beside its place first, then in it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(start, len(texts))
+        path = self._path(start, len(texts), most)
         new = path.with_suffix(".new")
         new.write_text(json.dumps(texts), encoding="utf-8")
         new.replace(path)

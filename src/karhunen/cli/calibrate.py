@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, final
 from karhunen.cli.loading import fetching, load_model, torch_dtype
 from karhunen.cli.screen import Screen, grid, rounded
 
-OWN_SAMPLES = 8192  # tokens beside the built-in text: docs/calibration.md, "How many"
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -32,7 +30,7 @@ class Wanted:
     recipe_text: str
     texts: tuple[Path, ...]
     max_tokens: int
-    own_samples: int | None
+    own_samples: int
     resume: Path | None
     saved: Path | None
     keep_statistics: bool
@@ -42,14 +40,6 @@ class Wanted:
     batch: int | None
     memory: str | None
     plan: bool
-
-    @property
-    def n_own(self) -> int:
-        """Tokens that the model writes itself: as many as were asked for, else some beside the built-in text, no more
-        than are read of it; none beside texts of the user's own."""
-        if self.own_samples is not None:
-            return self.own_samples
-        return 0 if self.texts else min(OWN_SAMPLES, self.max_tokens)
 
 
 def run(wanted: Wanted, as_json: bool) -> None:
@@ -99,7 +89,7 @@ def _check(wanted: Wanted) -> None:
 
     torch_dtype(wanted.dtype)
     measures = wanted.texts or wanted.resume is not None or wanted.keep_statistics or wanted.plan
-    if wanted.saved is not None and (measures or wanted.own_samples is not None):
+    if wanted.saved is not None and (measures or wanted.own_samples):
         raise ValueError(
             "--statistics fits what was measured before; leave out --text, --own-samples, --resume, --keep-statistics "
             "and --plan"
@@ -135,7 +125,7 @@ def _placed(screen: Screen, wanted: Wanted, recipe: "Recipe", channel: "Channel"
     with channel.together():
         with fetching(screen, f"looking at {Path(wanted.model_name).name}") as on_fetch:
             bare = skeleton(wanted.model_name, torch_dtype(wanted.dtype), on_fetch)
-        work = Work(tuple(recipe.needs()), (), wanted.max_tokens + wanted.n_own, wanted.sequence_tokens)
+        work = Work(tuple(recipe.needs()), (), wanted.max_tokens + wanted.own_samples, wanted.sequence_tokens)
         return place(bare, devices, work, free, wanted.batch)
 
 
@@ -160,7 +150,7 @@ def _measured(
             model,
             [*pieces, *own],
             recipe.needs(),
-            max_tokens=wanted.max_tokens + wanted.n_own,
+            max_tokens=wanted.max_tokens + wanted.own_samples,
             sequence_tokens=wanted.sequence_tokens,
             batch=wanted.batch,
             memory=None if wanted.memory is None else bytes_of(wanted.memory),
@@ -173,7 +163,7 @@ def _measured(
 
 def _own(screen: Screen, wanted: Wanted, model: Any, tokenizer: Any, channel: "Channel") -> "list[Tensor]":
     """What the model writes itself, by the first process for all of them."""
-    if not wanted.n_own:
+    if not wanted.own_samples:
         return []
     from karhunen.calibration.own_samples import own_samples
 
@@ -181,7 +171,7 @@ def _own(screen: Screen, wanted: Wanted, model: Any, tokenizer: Any, channel: "C
     with channel.together():
         if channel.is_first:
             with screen.progress("writing its own text", "tokens") as advance:
-                found = own_samples(model, tokenizer, wanted.n_own, folder=wanted.resume, progress=advance)
+                found = own_samples(model, tokenizer, wanted.own_samples, folder=wanted.resume, progress=advance)
     return channel.from_first(found)
 
 

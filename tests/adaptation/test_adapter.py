@@ -1,17 +1,19 @@
 """A stream's statistics by their formula; epochs: new caches get the new codec, old ones are read with their own."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.closeness import assert_near
 from tests.hf.tiny import build
-from tests.synthetic import SMALL, cached, quick, rotary, statistics
+from tests.synthetic import SMALL, cached, measure, quick, rotary, statistics
 
 from karhunen.adaptation.adapter import GROUP_TOKENS, Adapter
 from karhunen.adaptation.forgetting import Forgetting, Stream, faded
 from karhunen.calibration.calibrate import calibrate
+from karhunen.codec import Codec
 from karhunen.fitting import fit
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.hf.cache import CompressedCache
@@ -139,6 +141,41 @@ def test_another_kind_of_text_drifts_and_a_fit_brings_it_back(known: tuple[Recip
     x, where = value @ mix, torch.arange(300)[None]
     errors = [float((c.layers[0].value.distort(x, where) - x).square().sum()) for c in (first, new)]
     assert errors[1] < errors[0]
+
+
+def cost(codec: Codec, x: torch.Tensor) -> float:
+    """Of the values' error, in the metric that the codec's transform is orthogonal in."""
+    side, where = codec.layers[0].value, torch.arange(x.shape[2])[None]
+    metric = side.transform.matrix.double() @ side.transform.matrix.double().mT
+    error = (side.distort(x, where) - x)[0].double()
+    return float(torch.einsum("htd,hde,hte->", error, metric, error))
+
+
+def test_adapting_wins_most_of_what_a_codec_of_the_new_text_would_and_costs_nothing_on_the_old(
+    known: tuple[Recipe, Statistics],
+) -> None:
+    """Fresh: all of calibration on the new text but the metric, which is a property of the model."""
+    asked, calibration = known
+    mix = torch.linalg.qr(torch.randn(32, 32, generator=torch.Generator().manual_seed(2)))[0]
+    new = cached(SMALL, 1, 2000, seed=70)
+    turn = rotary(SMALL.key_dim)
+    measured = {need: measure(need, SMALL, *(x @ mix for x in new), turn) for need in asked.needs()}
+    stored = calibration.layers[0].measured
+    own = {need: (found if need.kind in ("moments", "samples") else stored[need]) for need, found in measured.items()}
+    fresh = fit(asked, replace(calibration, layers={0: replace(calibration.layers[0], n_tokens=2000, measured=own)}))
+    scored = {"old": cached(SMALL, 1, 500, seed=90)[1], "new": cached(SMALL, 1, 500, seed=91)[1] @ mix}
+    fixed = fit(asked, calibration)
+    adapted = {}
+    for text, turning in (("old", torch.eye(32)), ("new", mix)):
+        adapter = Adapter(asked, calibration, forgetting=FORGETTING)
+        for seed in range(4):
+            key, value = (x @ turning for x in cached(SMALL, 1, 250, seed=80 + seed))
+            adapter.add(0, key, value, torch.arange(250)[None])
+        adapted[text] = adapter.refit()
+    lost = cost(fixed, scored["new"]) - cost(fresh, scored["new"])
+    assert lost > 0.2 * cost(fixed, scored["new"]), "there is something to win"
+    assert cost(fixed, scored["new"]) - cost(adapted["new"], scored["new"]) > 0.5 * lost
+    assert cost(adapted["old"], scored["old"]) < 1.1 * cost(fixed, scored["old"])
 
 
 def test_a_cache_keeps_its_codec_and_what_leaves_it_is_learned() -> None:

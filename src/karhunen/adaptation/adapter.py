@@ -20,6 +20,7 @@ from karhunen.adaptation.drift import Drift, drift_of
 from karhunen.adaptation.forgetting import Forgetting, Stream, faded
 from karhunen.calibration.host import on_host
 from karhunen.codec import Codec, SideCodec
+from karhunen.device import HOST
 from karhunen.fitting import fit, samples_and_variances
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.recipe import Recipe
@@ -154,7 +155,7 @@ class _Side:
             real = positions[row] >= 0
             if not (n := int(real.sum())):
                 continue
-            mine, where = x[row : row + 1, :, real].cpu(), positions[row : row + 1, real].cpu()
+            mine, where = x[row : row + 1, :, real].to(HOST), positions[row : row + 1, real].to(HOST)
             y = codec.transform.forward(frame.forward(mine, where, codec.rotary, codec.mean))
             self.now = forgetting.moments(self.now, on_host(Moments.of(y[0])), n)
 
@@ -167,7 +168,7 @@ def bits_of(codec: SideCodec, g: int) -> Float[Tensor, " _"]:
     if isinstance(codec.quantizer, ByteQuantizer):
         n_planes = codec.quantizer.plane_group.cpu().bincount(minlength=g)
         return 8.0 * n_planes.double()
-    return torch.full((g,), sum(codec.quantizer.widths) / g, dtype=torch.float64, device="cpu")
+    return torch.full((g,), sum(codec.quantizer.widths) / g, dtype=torch.float64, device=HOST)
 
 
 @final

@@ -174,7 +174,7 @@ def _few(at: list[int]) -> str:
 
 def first_tokens(tokenizer: Any, text: str, n_tokens: int) -> Int[Tensor, " t"]:
     """The beginning of a text; ValueError if it is shorter."""
-    ids: Tensor = tokenizer(text, return_tensors="pt")["input_ids"][0]
+    ids: Tensor = tokenizer(text, return_tensors="pt", truncation=False, verbose=False)["input_ids"][0]
     if len(ids) < n_tokens:
         raise ValueError(f"the text has {len(ids):,} tokens; {n_tokens:,} are wanted (--check-tokens)")
     return ids[:n_tokens].to(torch.int64)

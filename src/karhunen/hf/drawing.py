@@ -68,7 +68,7 @@ class _Chooser(LogitsProcessor):
     """Leaves each row one token to choose: the drawn one."""
 
     def __init__(self, seeds: Sequence[int], temperature: float, on_step: OnStep | None) -> None:
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.generators = [torch.Generator(HOST).manual_seed(seed) for seed in seeds]
         self.temperature = temperature
         self.on_step = on_step
         self.n_steps = 0

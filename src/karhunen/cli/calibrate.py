@@ -135,21 +135,20 @@ def _measured(
     from karhunen.byte_sizes import bytes_of
     from karhunen.calibration.calibrate import calibrate
     from karhunen.calibration.texts import calibration_text, read_texts
-    from karhunen.calibration.tokens import sequences
-    from karhunen.hf.probe import n_positions
 
     with channel.together():
-        given = read_texts(wanted.texts) if wanted.texts else calibration_text()
+        given: Any = read_texts(wanted.texts) if wanted.texts else calibration_text()
         model, tokenizer = load_model(screen, wanted.model_name, wanted.dtype, placement.device_map)
         _check_suits(recipe, model)
-        pieces = sequences(given, tokenizer, min(wanted.sequence_tokens, n_positions(model)), wanted.max_tokens, 2)
-    own = _own(screen, wanted, model, tokenizer, channel)
+    if wanted.own_samples:
+        given = _with_own(screen, wanted, given, model, tokenizer, channel)
     many = f"; {channel.size} processes" if channel.size > 1 else ""
     with screen.progress("calibrating", "tokens") as advance:
         return calibrate(
             model,
-            [*pieces, *own],
+            given,
             recipe.needs(),
+            tokenizer,
             max_tokens=wanted.max_tokens + wanted.own_samples,
             sequence_tokens=wanted.sequence_tokens,
             batch=wanted.batch,
@@ -161,18 +160,22 @@ def _measured(
         )
 
 
-def _own(screen: Screen, wanted: Wanted, model: Any, tokenizer: Any, channel: "Channel") -> "list[Tensor]":
-    """What the model writes itself, by the first process for all of them."""
-    if not wanted.own_samples:
-        return []
+def _with_own(
+    screen: Screen, wanted: Wanted, given: Any, model: Any, tokenizer: Any, channel: "Channel"
+) -> "list[Tensor]":
+    """Token ids of the text, and of what the model writes itself, by the first process for all of them."""
     from karhunen.calibration.own_samples import own_samples
+    from karhunen.calibration.tokens import sequences
+    from karhunen.hf.probe import n_positions
 
     found: list[Any] = []
     with channel.together():
         if channel.is_first:
             with screen.progress("writing its own text", "tokens") as advance:
                 found = own_samples(model, tokenizer, wanted.own_samples, folder=wanted.resume, progress=advance)
-    return channel.from_first(found)
+    with channel.together():
+        pieces = sequences(given, tokenizer, min(wanted.sequence_tokens, n_positions(model)), wanted.max_tokens, 2)
+    return [*pieces, *channel.from_first(found)]
 
 
 def _check_suits(recipe: "Recipe", model: Any) -> None:

@@ -1,5 +1,6 @@
 """A dashboard of what caches hold, drawn anew while something runs; lines now and then where nothing can be redrawn."""
 
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
 REDRAWN_SECONDS = 0.25
 TEXT_LINES = 6
 BLOCKS = "▁▂▃▄▅▆▇█"
-EXACT_BITS = 16.0
 LABEL_COLUMNS = 18
-KINDS = {"codes": "codes", "side": "scales, gains", "exact": "exact tokens"}
+KINDS = {"codes": "  codes", "side": "  scales, gains", "exact": "  exact tokens"}
 
 
 @final
@@ -143,13 +143,12 @@ def blocks(values: list[float], most: float, columns: int) -> str:
 def _rows(seen: "Seen", columns: int) -> Iterator[tuple[str, str]]:
     yield "uncompressed", _bytes(seen.dense)
     yield "held", f"{_bytes(seen.held)}, {seen.ratio:.2f} times smaller"
-    kinds = (f"{words} {_bytes(seen.by_kind[kind])}" for kind, words in KINDS.items() if kind in seen.by_kind)
-    yield "of these", ", ".join(kinds)
+    yield from ((words, _bytes(seen.by_kind[kind])) for kind, words in KINDS.items() if kind in seen.by_kind)
     yield "tokens", f"{seen.n_tokens:,.0f}, {seen.n_coded:,.0f} of them coded"
     if seen.bits:
         bits = [seen.bits[layer] for layer in sorted(seen.bits)]
         yield "bits by layer", f"{min(bits):.2f} to {max(bits):.2f}"
-        yield "", blocks(bits, max(EXACT_BITS, *bits), columns)
+        yield "", blocks(bits, max(bits), columns)
     if seen.n_encoded is not None and seen.encode_seconds is not None:
         each = 1e3 * seen.encode_seconds / seen.n_encoded if seen.n_encoded else 0.0
         yield "coding", f"{seen.n_encoded:,.0f} tokens in {seen.encode_seconds:.2f} s, {each:.2f} ms each"
@@ -160,7 +159,7 @@ def _rows(seen: "Seen", columns: int) -> Iterator[tuple[str, str]]:
 
 
 def _last_lines(text: str, columns: int) -> str:
-    lines = [line[i : i + columns] for line in text.split("\n") for i in range(0, max(1, len(line)), columns)]
+    lines = [part for line in text.split("\n") for part in textwrap.wrap(line, columns) or [""]]
     return "\n".join(lines[-TEXT_LINES:])
 
 

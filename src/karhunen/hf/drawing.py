@@ -56,6 +56,8 @@ def continued(
         temperature=None,
         top_p=None,
         top_k=None,
+        repetition_penalty=1.0,  # the model's own distribution, whatever its settings make of it
+        no_repeat_ngram_size=0,
         pad_token_id=pad,
         logits_processor=LogitsProcessorList([chooser]),
         **{cache_argument(model): dense_cache(model)},

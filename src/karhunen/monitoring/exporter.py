@@ -10,7 +10,7 @@ Needs prometheus-client (extra `monitoring`).
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from operator import add
-from typing import Protocol, final, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 from weakref import WeakSet
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -41,7 +41,7 @@ class HasRatio(Protocol):
     """Drift of one side, by head group."""
 
     @property
-    def ratio(self) -> Iterable[float]:
+    def ratio(self) -> Any:
         """1 or more."""
         ...
 

@@ -169,3 +169,8 @@ def test_a_plan_that_is_not_the_models_fails_the_check(codec_folder: Path) -> No
     right, wrong = (ModelShape("m", "", "", (CacheLayer("full", h, 4, 12, 12),) * 2) for h in (2, 4))
     assert _planned_layers(right, codec).passed
     assert not _planned_layers(wrong, codec).passed
+
+
+@pytest.mark.parametrize("share", ["nan", "inf", "0", "-1"])
+def test_a_step_that_may_take_anything_is_refused(karhunen: Command, share: str) -> None:
+    assert_refused(karhunen("plan", "llama-3.1-8b", "--max-step", share), "above 0")

@@ -90,7 +90,10 @@ def calibrate(
     model: Model = DEFAULT_MODEL,
     recipe: RecipeText = DEFAULT_RECIPE,
     text: Texts = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")] = 16384,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of text to read at most.")] = 16384,
+    own_samples: Annotated[
+        int, typer.Option("--own-samples", min=0, help="Tokens beside the text that the model writes itself: 8192.")
+    ] = 0,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Keep progress in this folder and go on from it.", parser=path)
     ] = None,
@@ -123,6 +126,7 @@ def calibrate(
             recipe_text=recipe,
             texts=tuple(text or ()),
             max_tokens=max_tokens,
+            own_samples=own_samples,
             resume=resume,
             saved=statistics,
             keep_statistics=keep_statistics,
@@ -169,6 +173,9 @@ def generate(
         Path | None,
         typer.Option("--session", help="Keep the conversation in this folder and go on from it.", parser=path),
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show bytes, bits and accuracy while it runs, on stderr; text comes after.")
+    ] = False,
     dtype: Dtype = "float32",
     device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
@@ -177,7 +184,27 @@ def generate(
     from karhunen.cli.generate import run
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    run(codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, attention, dtype, device, as_json, session)
+    kept = {"session": session, "watch": watch}
+    run(codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, attention, dtype, device, as_json, **kept)
+
+
+@app.command()
+def watch(
+    address: Annotated[
+        str, typer.Argument(metavar="URL", help="Of karhunen's exporter: http://127.0.0.1:9400/metrics.", parser=word)
+    ],
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", help="Between two looks.", parser=positive)
+    ] = 1.0,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="Look so often, then leave; default: until Ctrl-C.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What the caches of a running process hold. A dashboard that reads its exporter; lines where it is piped."""
+    from karhunen.cli.watch import run
+
+    run(address, every, count, as_json)
 
 
 @app.command()

@@ -42,6 +42,11 @@ def not_negative(given: str | float) -> float:
     return _number(given, "a finite number of 0 or more", lambda value: 0 <= value < inf)
 
 
+def positive(given: str | float) -> float:
+    """A finite number above 0."""
+    return _number(given, "a number above 0", lambda value: 0 < value < inf)
+
+
 def _number(given: str | float, wanted: str, fits: Callable[[float], bool]) -> float:
     try:
         value = float(given)

@@ -130,7 +130,7 @@ def shape_of(screen: Screen, name: str) -> ModelShape:
             raise ValueError(f"{file} is not JSON: {error}") from error
         if not isinstance(settings, dict):
             raise ValueError(f"{file} holds no settings; give a model's config.json")
-        return read_shape(settings, given.name, str(file))
+        return read_shape(settings, given.name, str(file), complete=False)
     if not given.exists() and "/" not in name:
         from karhunen.hf.model_sources import MODELS
 

@@ -86,6 +86,8 @@ def _attention(
     """Where nothing is compiled."""
     if isinstance(key, HistoryTensor) and isinstance(value, HistoryTensor):
         reason = _refusal(module, query, key, value, attention_mask, arguments)
+        if key.history.on_query is not None:
+            key.history.on_query(query.detach(), _scale(query, arguments))
         if not reason:
             settings = (_sinks(module, arguments), _scale(query, arguments), arguments.get("softcap"))
             try:

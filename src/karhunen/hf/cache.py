@@ -23,7 +23,7 @@ from karhunen.codec import Codec, LayerCodec
 from karhunen.device import HOST
 from karhunen.hf.attention import NAME, register
 from karhunen.hf.describe import identity_of
-from karhunen.hf.history import History, HistoryTensor, Masks
+from karhunen.hf.history import History, HistoryTensor, Masks, OnQuery
 from karhunen.hf.hooks import after_forward, before_forward
 from karhunen.hf.in_graph import (
     InGraph,
@@ -93,6 +93,7 @@ class CompressedLayer(DynamicLayer):
         self.is_initialized = False
         self.transient_bytes = 0
         self.how_read = ""
+        self.on_query: OnQuery | None = None  # whoever looks at queries that read bytes
         self.graph = InGraph()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -161,8 +162,8 @@ class CompressedLayer(DynamicLayer):
         codec, held = self.store.codec, self.store.snapshot()
         if self.offsets.reads_bytes and codec is not None and held.n_coded:
             attended = self._attended_bytes if self.store.observed is not None else None
-            reader = reader_of(codec, held)
-            history = History(reader, held, self._note_read, self._note_dense, self.offsets.masks, attended)
+            told = (self._note_read, self._note_dense, self.offsets.masks, attended, self.on_query)
+            history = History(reader_of(codec, held), held, *told)
             if history.reader.mode != "decoded":
                 return HistoryTensor(history, "key", dtype), HistoryTensor(history, "value", dtype)
             self._note_read(history.reader.description)
@@ -361,7 +362,10 @@ class CompressedCache(Cache):
         """A cache that goes on from here by itself and shares what is coded: many questions to one document hold its
         bytes once. This cache may go on too. A branch with coded tokens of its own copies a layer's codes to read."""
         memo: dict[int, Any] = {id(layer.store): layer.store.branch() for layer in self.coded_layers()}
-        return deepcopy(self, memo)
+        made = deepcopy(self, memo)
+        for layer in made.coded_layers():
+            layer.on_query = None  # whoever looks at this cache looks at no other
+        return made
 
     @property
     def shared_bytes(self) -> int:

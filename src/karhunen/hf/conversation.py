@@ -19,7 +19,7 @@ from karhunen.codec import Codec
 from karhunen.device import HOST
 from karhunen.folder import CONFIG
 from karhunen.hf.cache import CompressedCache
-from karhunen.hf.generation import Generation, OnText, Sampling, generate, prompt_tokens
+from karhunen.hf.generation import Generation, OnCache, OnText, Sampling, generate, prompt_tokens
 from karhunen.hf.reading_time import reading_seconds
 from karhunen.hf.session import load_session
 
@@ -51,6 +51,7 @@ def converse(
     max_new_tokens: int = 256,
     sampling: Sampling | None = None,
     on_text: OnText | None = None,
+    on_cache: OnCache | None = None,
 ) -> tuple[Generation, Resumed]:
     """Answer `prompt` as the next message of the conversation in `folder`, or as its first; then write the folder.
 
@@ -68,7 +69,15 @@ def converse(
         cache, resumed = CompressedCache(model, codec), Resumed()
         tokens = prompt_tokens(tokenizer, prompt, chat)
     result = generate(
-        model, tokenizer, tokens, codec, max_new_tokens=max_new_tokens, sampling=sampling, on_text=on_text, held=cache
+        model,
+        tokenizer,
+        tokens,
+        codec,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        on_text=on_text,
+        held=cache,
+        on_cache=on_cache,
     )
     text = torch.cat([tokens, torch.tensor([result.new_tokens], dtype=tokens.dtype, device=tokens.device)], dim=1)
     cache.save(folder, text)

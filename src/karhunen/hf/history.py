@@ -21,6 +21,7 @@ from karhunen.statistics.need import Slot
 from karhunen.store.snapshot import Snapshot
 from karhunen.windows.score import Queries
 
+OnQuery = Callable[[Tensor, float], None]
 COMPUTED_WITH = "the model computes with its cached keys or values before attention"
 
 
@@ -33,7 +34,7 @@ divided by, where that is known."""
 class History:
     """One layer at one step. `on_read(how)` learns how it was read, `on_dense(bytes)` what decoding took, `on_attended`
     by which queries, if the layer waits for that; what a mask says of the coded tokens is kept in `masks` for the
-    layers of one forward, which share it."""
+    layers of one forward, which share it. `on_query` is shown the queries and the softmax's scale, where somebody looks."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class History:
         on_dense: Callable[[int], None],
         masks: "Masks | None" = None,
         on_attended: "Attended | None" = None,
+        on_query: "OnQuery | None" = None,
     ) -> None:
         self.reader = reader
         self.snapshot = snapshot
@@ -50,6 +52,7 @@ class History:
         self.on_dense = on_dense
         self.masks = masks
         self.on_attended = on_attended
+        self.on_query = on_query
 
     def over_coded(self, mask: Tensor | None) -> OverCoded:
         """What `mask` says of this layer's coded tokens."""

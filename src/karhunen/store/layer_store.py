@@ -9,6 +9,7 @@ vector; its bytes never change. What the layer holds depends on the tokens appen
 """
 
 import math
+import time
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
@@ -27,6 +28,7 @@ from karhunen.store.buffers import TokenBuffer
 from karhunen.store.decoded import Decoded
 from karhunen.store.exceptions import Exceptions
 from karhunen.store.observed import Observed
+from karhunen.store.observer import Leaving, Observer
 from karhunen.store.pages import PageBuffer
 from karhunen.store.positions import Offsets, Positions
 from karhunen.store.refinements import Refinements, base_planes
@@ -58,6 +60,7 @@ class LayerStore:
         self.window = window
         if codec is not None:
             check_layers(window, {slot: codec.side(slot).quantizer for slot in SLOTS})
+        self.observers: tuple[Observer, ...] = ()  # a branch has none: its tokens are not the watched cache's
         self.reset()
 
     def reset(self) -> None:
@@ -235,6 +238,7 @@ class LayerStore:
             self._encode(self.codec, n_leaving)
 
     def _encode(self, codec: LayerCodec, n_leaving: int) -> None:
+        start = time.perf_counter()
         self._ask_offsets()
         step = max(1, ENCODE_TOKENS // codec.granule_tokens) * codec.granule_tokens
         scores = None if self.observed is None else self.observed.mean(n_leaving)
@@ -243,11 +247,11 @@ class LayerStore:
         for slot in SLOTS:
             parts = [
                 codec.side(slot).encode_finite(
-                    self._recent[slot][:, :, start : min(start + step, n_leaving)],
-                    self._positions(self._n_coded + start, self._n_coded + min(start + step, n_leaving)),
-                    None if left_out is None else left_out[:, start : start + step],
+                    self._recent[slot][:, :, at : min(at + step, n_leaving)],
+                    self._positions(self._n_coded + at, self._n_coded + min(at + step, n_leaving)),
+                    None if left_out is None else left_out[:, at : at + step],
                 )
-                for start in range(0, n_leaving, step)
+                for at in range(0, n_leaving, step)
             ]
             if self.refinements is not None:
                 n_base = base_planes(codec, slot)
@@ -256,8 +260,17 @@ class LayerStore:
             self._store(slot, parts, n_leaving)
         if self.refinements is not None and scores is not None:
             self.refinements.append(self._heat(scores, left_out), codec, planes)
+        if self.observers:
+            self._show(codec, n_leaving, left_out, time.perf_counter() - start)
         self._n_coded += n_leaving
         self._forget_recent(n_leaving)
+
+    def _show(self, codec: LayerCodec, n_leaving: int, kept: Tensor | None, seconds: float) -> None:
+        key, value = (self._recent[slot][:, :, :n_leaving] for slot in SLOTS)
+        where = self._positions(self._n_coded, self._n_coded + n_leaving)
+        leaving = Leaving(codec, key, value, where, kept, self._recent["key"][:, :, n_leaving:], seconds)
+        for observer in self.observers:
+            observer.left(leaving)
 
     def _heat(self, scores: Float[Tensor, "b t"], left_out: Bool[Tensor, "b t"] | None) -> Tensor:
         """Of the tokens that leave: none for padding and for what is kept exact."""

@@ -145,8 +145,8 @@ def recipe_rows() -> list[RecipeRow]:
 
 @cache
 def measured_bits() -> dict[str, Any]:
-    """Of every recipe at its default options: `bits`, and `what`, `n_tokens` and `provenance` of the measurement
-    (benchmarks/recipe_bits.py)."""
+    """Of every recipe at its default options, on synthetic vectors: `bits`, and `what`, `n_tokens` and `provenance` of
+    the measurement (benchmarks/recipe_bits.py)."""
     return json.loads(files("karhunen.evaluation").joinpath("recipe_bits.json").read_text(encoding="utf-8"))
 
 

@@ -197,9 +197,7 @@ def main() -> None:
     layers = sorted(statistics.layers)
     chosen = layers[:: max(1, len(layers) // given.layers)][: given.layers]
     records = []
-    print(
-        "bits per coefficient   bytes   trellis of 8   of 256 states   (over the Gaussian function, median)"
-    )
+    print("bits per coefficient   bytes   trellis of 8   of 256 states   (over the Gaussian function, median)")
     for bits in given.bits:
         for layer in chosen:
             for slot in SLOTS:

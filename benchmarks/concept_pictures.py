@@ -107,7 +107,7 @@ def metric(layer: LayerStatistics, head: int) -> Figure:
     about = OURS.about("key")
     need = next(iter(OURS.key.metric.needs(about))) if OURS.key else about
     cost = layer.get(OURS.seen_by_window(need), Moments).second_moment[head]
-    covariance = layer.get(about, Moments).covariance()[head]
+    covariance = layer.get(about, Moments).covariance[head]
     variance, axes_of = torch.linalg.eigh(covariance)
     variance, axes_of = variance.flip(-1), axes_of.flip(-1)
     along = torch.einsum("ij,ik,kj->j", axes_of, cost, axes_of)
@@ -141,7 +141,7 @@ def transform(statistics: Statistics, head: int) -> Figure:
     return figure
 
 
-def water_line(statistics: Statistics, head: int, bits: float = 2.0) -> Figure:
+def water_line(statistics: Statistics, head: int, bits: float = 1.0) -> Figure:
     """Variances of a head's coefficients, and the line above which they get bits."""
     _, variances = samples_and_variances(OURS, statistics, 0, "key")
     spectrum = variances[head].double().sort(descending=True).values
@@ -155,10 +155,11 @@ def water_line(statistics: Statistics, head: int, bits: float = 2.0) -> Figure:
     left.bar(places, (spectrum.clamp(max=line) - bottom).numpy(), bottom=bottom, width=1, color=GREY)
     left.axhline(line, color=ORANGE, lw=1.5)
     left.set_yscale("log")
-    left.text(len(spectrum) - 1, line * 1.3, "the water line: what error is left", ha="right", color=ORANGE)
+    words = "the water line: what error is left"
+    left.text(len(spectrum) - 1, line * 1.6, words, ha="right", color=ORANGE, bbox={"fc": "white", "ec": "none"})
     left.set_title("variance of each coefficient, weighted by its cost (nats)", loc="left", fontsize=9)
     right.bar(places, rates.numpy(), width=1, color=BLUE)
-    right.set_title(f"bits of each: half the log₂ of what stands above the line; {bits:g} on the mean", loc="left",
+    right.set_title(f"bits of each, {bits:g} on the mean", loc="left",
                     fontsize=9)  # fmt: skip
     for axes in (left, right):
         axes.set_xlabel("coefficients, strongest first")

@@ -2,9 +2,10 @@
 
     python -m benchmarks.recipe_pictures --statistics FOLDER          # writes docs/pictures/bits/NAME.svg
 
-FOLDER is the one that `karhunen leaderboard` keeps, or any that holds what the recipes need; a recipe whose statistics
-it lacks is named and left out. Above: bits of each coefficient of one layer, keys and values, at default options.
-Below: which tokens of 2,048 are exact, coded and dropped.
+FOLDER is the one that `karhunen leaderboard` keeps, or any that holds what the recipes need. For a recipe whose
+statistics it lacks, `--model NAME` calibrates that layer on 2,048 tokens; without it the recipe is named and left out.
+Above: bits of each coefficient of one layer, keys and values, at default options. Below: which tokens of 2,048 are
+exact, coded and dropped.
 """
 
 import argparse
@@ -16,7 +17,9 @@ from benchmarks.concept_pictures import BLUE, GREY, ORANGE, STYLE, one_layer
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+import karhunen
 from karhunen import recipes
+from karhunen.calibration.texts import calibration_text
 from karhunen.codec import SideCodec
 from karhunen.evaluation.composition import coefficient_bits
 from karhunen.evaluation.report import NO_DATE
@@ -34,18 +37,27 @@ N_TOKENS = 2048
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--statistics", type=Path, required=True)
-    parser.add_argument("--layer", type=int, default=12)
+    parser.add_argument("--layer", type=int, default=12, help="of the statistics")
+    parser.add_argument("--of", type=int, default=12, help="of the model, to calibrate")
+    parser.add_argument("--model", help="calibrate it for recipes whose statistics the folder lacks")
     parser.add_argument("--recipe", action="append", help="only this one; repeatable")
     parser.add_argument("--output", type=Path, default=FOLDER)
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     statistics = one_layer(load_statistics(options.statistics), options.layer)
+    loaded = karhunen.load(options.model) if options.model else None
     with rc_context(STYLE):
         for name in options.recipe or recipes.names():
-            try:
-                picture(recipes.make(name), statistics).savefig(options.output / f"{name}.svg", metadata=NO_DATE)
-            except ValueError as error:
-                print(f"{name}: no picture: {error}")
+            recipe, measured = recipes.make(name), statistics
+            if missing := recipe.needs() - set(statistics.layers[0].measured):
+                if loaded is None:
+                    print(f"{name}: no picture, since statistics are missing: {'; '.join(map(str, missing))}")
+                    continue
+                found = karhunen.calibrate(
+                    loaded[0], calibration_text(), recipe.needs(), loaded[1], max_tokens=N_TOKENS, layers=[options.of]
+                )
+                measured = one_layer(found, options.of)
+            picture(recipe, measured).savefig(options.output / f"{name}.svg", metadata=NO_DATE)
 
 
 def picture(recipe: Recipe, statistics: Statistics) -> Figure:

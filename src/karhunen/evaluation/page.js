@@ -16,7 +16,8 @@ for (const table of document.querySelectorAll('table.sortable')) {
   }));
 }
 
-const NS = 'http://www.w3.org/2000/svg', AT_FIRST = 10, SIZE = 5;
+const NS = Object.assign(document.createElement('div'), {innerHTML: '<svg></svg>'}).firstChild.namespaceURI;
+const AT_FIRST = 10, SIZE = 5;
 const CORNERS = {
   s: [[-1, -1], [1, -1], [1, 1], [-1, 1]], '^': [[0, -1.2], [1.1, 0.9], [-1.1, 0.9]], v: [[0, 1.2], [1.1, -0.9], [-1.1, -0.9]],
   '<': [[-1.2, 0], [0.9, -1.1], [0.9, 1.1]], '>': [[1.2, 0], [-0.9, -1.1], [-0.9, 1.1]], D: [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]],

@@ -1,0 +1,52 @@
+"""The Python of the tutorial and of the how-to runs, one block after the other, on a tiny model; their commands parse."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import save_tiny
+from typer.main import get_command
+
+from karhunen.cli.app import app
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("tutorial", "howto")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("pages") / "llama", hidden_size=64, max_position_embeddings=4096))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_a_page_runs(page: str, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for source in blocks(page, "python"):
+        source = source.replace('"smollm2"', repr(tiny)).replace("max_tokens=4096", "max_tokens=1024")
+        exec(compile(source.replace("[:4000]", "[:700]"), f"{page}.md", "exec"), names)
+    assert names["session"].report().total.coded_bits_per_element > 0
+    if page == "tutorial":
+        assert 0 < float(names["found"].kl.mean()) < float("inf")
+        assert names["again"].fingerprint() == names["codec"].fingerprint()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_are_commands(page: str) -> None:
+    fenced = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    inline = re.findall(r"`(karhunen [a-z][^`]*)`", (DOCS / f"{page}.md").read_text(encoding="utf-8"))
+    commands = [shlex.split(line, comments=True)[1:] for line in [*fenced, *inline] if line.startswith("karhunen ")]
+    assert commands
+    group: Any = get_command(app)
+    for words in commands:
+        context = group.make_context("karhunen", list(words))
+        name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+        if rest or name == "recipes":
+            assert command.make_context(name, rest, parent=context).params is not None

@@ -1,4 +1,4 @@
-"""The Python of the tutorial and of the how-to runs, one block after the other, on a tiny model; their commands parse."""
+"""The Python of the tutorial and the how-to runs, block after block, on a tiny model; their commands parse."""
 
 import re
 import shlex

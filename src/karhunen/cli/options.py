@@ -42,26 +42,22 @@ def _number(given: str | float, wanted: str, fits: Callable[[float], bool]) -> f
     return value
 
 
-Json = Annotated[bool, typer.Option("--json", help="Exactly one JSON document on stdout, nothing else.")]
-Model = Annotated[
-    str, typer.Option("--model", help="An embedded name, a local folder, or a model hub's id.", parser=word)
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Model = Annotated[str, typer.Option("--model", help="smollm2, gemma3-270m, a folder, or a hub id.", parser=word)]
 RecipeText = Annotated[
     str, typer.Option("--recipe", help="A recipe with options, such as spectra:bits=2.", parser=word)
 ]
 Texts = Annotated[
-    list[Path] | None, typer.Option("--text", help="A text file, or a folder of them; repeatable.", parser=path)
+    list[Path] | None, typer.Option("--text", help="A text file or a folder of text files; repeatable.", parser=path)
 ]
 Dtype = Annotated[
-    str, typer.Option("--dtype", help="What the model runs in: float32, bfloat16 or float16.", parser=word)
+    str, typer.Option("--dtype", help="Number format of the model: float32, bfloat16 or float16.", parser=word)
 ]
 Devices = Annotated[
     str,
-    typer.Option(
-        "--device", help="cpu, cuda, cuda:1, several with commas, or auto: spread over all there are.", parser=word
-    ),
+    typer.Option("--device", help="cpu, cuda, cuda:1, several with commas, or auto for all there are.", parser=word),
 ]
-OneDevice = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:1: the one to time.", parser=word)]
+OneDevice = Annotated[str, typer.Option("--device", help="The device to time: cpu, cuda or cuda:1.", parser=word)]
 CodecFolder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A codec's folder, as `calibrate` writes it.", parser=path)
 ]

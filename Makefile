@@ -4,6 +4,7 @@
 # make lint    ruff and pyright only          make env     the environment only (.venv)
 # make format  let ruff rewrite               make clean   remove what make made here
 # make docs    the site, into build/site/index.html; a warning is an error
+# make packages    wheel and sdist, installed with each extra; LOWEST=1 with the lowest versions (minutes, GB)
 # make test-serving    its own environment with vLLM (CPU build) and LMCache, and the tests that run them
 #
 # PYTHON=python3.12 chooses an interpreter; PYTEST_ARGS='-m "not model"' goes to pytest, DEMO_ARGS to the demo.
@@ -12,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env test lint types format docs demo leaderboard env-serving test-serving clean
+.PHONY: help env test lint types format docs packages demo leaderboard env-serving test-serving clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -79,6 +80,9 @@ $(SITE_TOOLS): $(TOOLS)
 
 docs: $(SITE_TOOLS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build </dev/null
+
+packages:
+	PYTHON=$(PYTHON) .ci/check_packages
 
 demo: $(STAMP)
 	$(BIN)/karhunen demo $(DEMO_ARGS)

@@ -28,7 +28,7 @@ class Tables:
 
     @property
     def total(self) -> int:
-        """Of the layer."""
+        """Bytes of all tables of the layer."""
         return self.transforms + self.codebooks
 
 

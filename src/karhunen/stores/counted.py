@@ -33,7 +33,7 @@ class Counts:
     last_reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """The same as plain values, ready for `json.dumps`."""
         return asdict(self)
 
 

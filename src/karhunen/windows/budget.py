@@ -31,7 +31,7 @@ class Tokens(Budget):
             raise ValueError(f"{self.n} tokens is no budget; use 0 or more")
 
     def of(self, n_seen: int) -> int:
-        """As given."""
+        """The same number, however many tokens were seen."""
         return self.n
 
 

@@ -1,14 +1,18 @@
 """The Python of the tutorial and the how-to runs, block after block, on a tiny model; their commands parse."""
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from tests.cli.conftest import save_tiny
 from typer.main import get_command
 
+import karhunen
+from karhunen import recipes
 from karhunen.cli.app import app
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -50,3 +54,32 @@ def test_the_commands_of_a_page_are_commands(page: str) -> None:
         name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
         if rest or name == "recipes":
             assert command.make_context(name, rest, parent=context).params is not None
+
+
+def built(name: str) -> ModuleType:
+    """A part of the site's build, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / "_build" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_recipe_has_a_page_with_its_choices_and_no_picture_is_of_none() -> None:
+    pages = built("recipe_pages").pages(DOCS.parent)
+    assert sorted(pages) == [f"recipes/{name}.md" for name in recipes.names()]
+    for name in recipes.names():
+        page, recipe = pages[f"recipes/{name}.md"], recipes.make(name)
+        assert f"| window | `{type(recipe.window).__name__}" in page
+        assert (recipe.key is None) or f"| quantizer | `{type(recipe.key.quantizer).__name__}" in page
+    assert "b_i = max(0, ½ log2(λ_i / θ))" in pages["recipes/spectra.md"]
+    assert {path.stem for path in (DOCS / "pictures" / "bits").glob("*.svg")} <= set(recipes.names())
+
+
+def test_the_reference_has_the_public_names_and_every_folder() -> None:
+    package = DOCS.parent / "src" / "karhunen"
+    pages = built("reference_pages").pages(package)
+    public = re.findall(r"^::: (\S+)\.(\w+)$", pages["reference/index.md"], flags=re.MULTILINE)
+    assert {name for _, name in public} == set(karhunen.__all__) - {"__version__", "names"}
+    folders = {path.name for path in package.iterdir() if any(path.glob("[!_]*.py"))} - {"cli", "recipes"}
+    assert {f"reference/{folder}.md" for folder in folders} <= set(pages)

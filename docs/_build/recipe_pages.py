@@ -14,6 +14,7 @@ from typing import Any
 
 AXES = ("frame", "metric", "transform", "allocation", "quantizer", "packing")
 ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \|", flags=re.MULTILINE)
+PAGE = re.compile(r"`?docs/([\w-]+)\.md`?")
 NAME = re.compile(r"`(\w+)`")
 
 
@@ -41,6 +42,7 @@ def _page(root: Path, name: str) -> str:
     text = inspect.getdoc(inspect.getmodule(function)) or ""
     title, _, rest = text.partition("\n")
     options = inspect.signature(function).parameters.values()
+    rest = PAGE.sub(r"[\1](../\1.md)", rest)
     parts = [f"# {name}\n", f"**{title.strip()}**\n", rest.strip() + "\n", inspect.getdoc(function) or "", ""]
     picture = root / "docs" / "pictures" / "bits" / f"{name}.svg"
     if picture.exists():

@@ -32,7 +32,7 @@ from karhunen.cli.scoring import scoring
 
 app = typer.Typer(
     name="karhunen",
-    help="KV-cache compression by transform coding: calibrate a model once, generate from coded keys and values.",
+    help="Make the KV cache of a language model smaller: calibrate once, then generate with compressed keys and values.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -78,7 +78,7 @@ def root(
         bool, typer.Option("--version", help="Print the version and leave.", callback=print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """KV-cache compression by transform coding: calibrate a model once, generate from coded keys and values."""
+    """Make the KV cache of a language model smaller: calibrate once, then generate with compressed keys and values."""
 
 
 @app.command()
@@ -181,7 +181,7 @@ def generate(
 
 @app.command()
 def inspect(codec: CodecFolder, as_json: Json = False) -> None:
-    """Show what a codec is made of, where its bits go and what it takes."""
+    """Show what a codec is made of. Choices, bits and bytes."""
     from karhunen.cli.inspect import run
 
     run(codec, as_json)
@@ -226,7 +226,7 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Time attention from bytes against the fastest dense attention. Milliseconds, GB/s, speed-up, error."""
+    """Time attention from bytes against dense attention. Milliseconds, GB/s, speed-up, error."""
     from karhunen.cli.bench import Wanted, run
 
     run(
@@ -252,7 +252,7 @@ def doctor(
     online: Annotated[bool, typer.Option("--online", help="Also ask the configured package index.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show versions, devices, which fast paths work here, and which embedded models are cached."""
+    """Show what works here. Versions, devices, fast paths, embedded models."""
     from karhunen.cli.doctor import run
 
     run(online, as_json)
@@ -260,7 +260,7 @@ def doctor(
 
 @app.command()
 def recipes(as_json: Json = False) -> None:
-    """List the recipes with their papers, choices and options."""
+    """List the recipes. Papers, choices, options and bits."""
     from karhunen.cli.recipes import run
 
     run(as_json)
@@ -281,7 +281,7 @@ def demo(
     device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> None:
-    """Do the whole job on a small model: calibrate, answer a question on a long document, measure the change."""
+    """Do the whole job on a small model. Calibrate, answer a question on a long document, measure the change."""
     from karhunen.cli.demo import run
 
     run(model, recipe, calibration_tokens, prompt_tokens, scored_tokens, dtype, device, as_json)
@@ -306,7 +306,7 @@ def fold(
     dtype: Dtype = "float32",
     as_json: Json = False,
 ) -> None:
-    """Write a model whose own weights make a smaller cache: latents of keys and values."""
+    """Write a model that makes a smaller cache by itself. It caches latents of keys and values."""
     from karhunen.cli.fold import run
 
     run(
@@ -353,9 +353,9 @@ def serve(
         typer.Option("--role", help="prefill only stores pages, decode only loads them, both does both.", parser=word),
     ] = "both",
 ) -> None:
-    """Start vLLM's OpenAI server on 127.0.0.1, with prefixes kept in a store.
+    """Start vLLM's server with prefixes kept in a store.
 
-    Arguments that are not listed here go to vLLM.
+    It listens on 127.0.0.1 and speaks OpenAI's protocol. Arguments that are not listed here go to vLLM.
     """
     from karhunen.cli.serve import run
 

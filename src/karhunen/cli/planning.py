@@ -80,7 +80,7 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Show what fits in memory: cache bytes, longest context, largest batch, fastest possible step, advice."""
+    """Show what fits in memory. Cache bytes, longest context, largest batch, fastest possible step, advice."""
     from karhunen.cli.plan import Wanted, run
 
     return run(

@@ -79,7 +79,7 @@ def warm(
     max_model_len: Annotated[int | None, typer.Option("--max-model-len", help="The engine's longest sequence.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Read prompts with vLLM once, so that their pages are in the store when they are needed."""
+    """Read prompts with vLLM, to fill the store beforehand."""
     from karhunen.cli.screen import Screen
     from karhunen.serving.settings import ServingSettings
     from karhunen.serving.vllm.serve import default_store

@@ -172,7 +172,7 @@ def leaderboard(
     device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> int:
-    """Score all recipes at three rates on the test documents, then write the report. Continues where it stopped."""
+    """Score all recipes at three rates. Test documents, then the report; continues where it stopped."""
     from karhunen.cli.evaluate import Wanted, run_leaderboard
 
     chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, ("texts",))
@@ -194,7 +194,7 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write results as one HTML page that needs no network, pictures and a Markdown table."""
+    """Write results as one HTML page. It needs no network; pictures and a Markdown table beside it."""
     from karhunen.cli.report import run
 
     run(tuple(results), output, readme, as_json)
@@ -209,7 +209,7 @@ def compare(
     results: Annotated[Path, typer.Option("--results", help="Folder of results.", parser=path)] = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Compare two sets of results of the same documents, with the interval of the difference."""
+    """Compare two sets of results. Same documents; with the interval of the difference."""
     from karhunen.cli.compare import run
 
     run(a, b, results, as_json)

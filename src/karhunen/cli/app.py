@@ -32,7 +32,7 @@ from karhunen.cli.scoring import scoring
 
 app = typer.Typer(
     name="karhunen",
-    help="Make the KV cache of a language model smaller: calibrate once, then generate with compressed keys and values.",
+    help="Make the KV cache of a language model smaller. Calibrate once, then generate with a compressed cache.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -78,7 +78,7 @@ def root(
         bool, typer.Option("--version", help="Print the version and leave.", callback=print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Make the KV cache of a language model smaller: calibrate once, then generate with compressed keys and values."""
+    """Make the KV cache of a language model smaller. Calibrate once, then generate with a compressed cache."""
 
 
 @app.command()

@@ -83,3 +83,12 @@ def test_the_reference_has_the_public_names_and_every_folder() -> None:
     assert {name for _, name in public} == set(karhunen.__all__) - {"__version__", "names"}
     folders = {path.name for path in package.iterdir() if any(path.glob("[!_]*.py"))} - {"cli", "recipes"}
     assert {f"reference/{folder}.md" for folder in folders} <= set(pages)
+
+
+def test_every_file_that_says_the_version_says_the_same() -> None:
+    root = DOCS.parent
+    said = {
+        name: re.findall(pattern, (root / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for name, pattern in (("pyproject.toml", r'^version = "(.*)"$'), ("CITATION.cff", r"^version: (.*)$"))
+    }
+    assert said == {"pyproject.toml": [karhunen.__version__], "CITATION.cff": [karhunen.__version__]}

@@ -39,9 +39,10 @@ def main() -> None:
     parser.add_argument("--run", action="append", default=[], metavar="NAME")
     options = parser.parse_args()
     kept = outputs(PAGE.read_text("utf-8") if PAGE.exists() else "")
+    PAGE.write_text(page(kept), "utf-8")
     for name in options.run:
         kept[name] = (source(name), ran(name))
-    PAGE.write_text(page(kept), "utf-8")
+        PAGE.write_text(page(kept), "utf-8")
 
 
 def names() -> list[str]:

@@ -38,11 +38,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", action="append", default=[], metavar="NAME")
     options = parser.parse_args()
-    kept = outputs(PAGE.read_text("utf-8") if PAGE.exists() else "")
-    PAGE.write_text(page(kept), "utf-8")
+    PAGE.write_text(page(kept()), "utf-8")
     for name in options.run:
-        kept[name] = (source(name), ran(name))
-        PAGE.write_text(page(kept), "utf-8")
+        said = ran(name)
+        PAGE.write_text(page({**kept(), name: (source(name), said)}), "utf-8")
+
+
+def kept() -> dict[str, tuple[str, str]]:
+    """Code and output of each example on the page as it is now."""
+    return outputs(PAGE.read_text("utf-8") if PAGE.exists() else "")
 
 
 def names() -> list[str]:
@@ -53,7 +57,7 @@ def source(name: str) -> str:
     return (ROOT / "examples" / f"{name}.py").read_text("utf-8")
 
 
-def page(kept: dict[str, tuple[str, str]]) -> str:
+def page(found: dict[str, tuple[str, str]]) -> str:
     """Markdown; an output stands only below the code that printed it."""
     parts = [HEAD]
     for name in names():
@@ -61,8 +65,8 @@ def page(kept: dict[str, tuple[str, str]]) -> str:
         parts.append(
             f"\n## {title.partition(':')[0].rstrip('.')}\n\n`examples/{name}.py`\n\n```python\n{source(name)}```\n"
         )
-        if name in kept and kept[name][0] == source(name):
-            parts.append(f"\n{kept[name][1].strip()}\n")
+        if name in found and found[name][0] == source(name):
+            parts.append(f"\n{found[name][1].strip()}\n")
     return "".join(parts)
 
 

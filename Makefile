@@ -4,6 +4,8 @@
 # make test-long    the table of families, fuzzers, long use: half an hour; LONG_MINUTES=30 for each fuzzer
 # make lint    ruff and pyright only          make env     the environment only (.venv)
 # make format  let ruff rewrite               make clean   remove what make made here
+# make docs    the site, into build/site/index.html; a warning is an error
+# make packages    wheel and sdist, installed with each extra; LOWEST=1 with the lowest versions (minutes, GB)
 # make test-serving    its own environment with vLLM (CPU build) and LMCache, and the tests that run them
 #
 # PYTHON=python3.12 chooses an interpreter; PYTEST_ARGS='-m "not model"' goes to pytest, DEMO_ARGS to the demo.
@@ -12,13 +14,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env test test-long lint types format demo leaderboard env-serving test-serving clean
+.PHONY: help env test test-long lint types format docs packages demo leaderboard env-serving test-serving clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-pyproject-and-constraints
 TOOLS := $(VENV)/.tools-from-pyproject-and-constraints
+SITE_TOOLS := $(VENV)/.docs-from-pyproject-and-constraints
 SERVING := .venv-serving
 SERVING_STAMP := $(SERVING)/.made-from-requirements
 EXTRAS := hf,cpu,plots,monitoring,redis,urls
@@ -80,6 +83,16 @@ types: $(TOOLS)
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(SITE_TOOLS): $(TOOLS)
+	$(call install,docs,what the site needs)
+	@touch $@
+
+docs: $(SITE_TOOLS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build </dev/null
+
+packages:
+	PYTHON=$(PYTHON) .ci/check_packages
 
 demo: $(STAMP)
 	$(BIN)/karhunen demo $(DEMO_ARGS)

@@ -218,7 +218,7 @@ class LayerCodec:
         return self
 
     def side(self, slot: Slot) -> SideCodec:
-        """By name."""
+        """The side of the keys or that of the values."""
         return self.key if slot == "key" else self.value
 
     @property

@@ -119,7 +119,7 @@ def test_the_numbers_with_fractions_are_all_of_them() -> None:
 
 def test_help_says_which_top_p_holds(karhunen: Command) -> None:
     said = " ".join(karhunen("generate", "--help").out.split())
-    assert "--top-p FLOAT Above 0, at most 1; 1 keeps all tokens." in said
+    assert "--top-p FLOAT Above 0 and at most 1; 1 keeps all tokens." in said
 
 
 def test_a_wrong_usage_names_the_help_of_its_verb(karhunen: Command) -> None:

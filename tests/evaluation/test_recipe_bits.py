@@ -11,6 +11,7 @@ def test_every_recipe_is_listed_with_measured_bits() -> None:
     assert sorted(measured_bits()["bits"]) == names()
     assert all(row.measured_bits["all"] > 0 for row in recipe_rows())
     assert measured_bits()["provenance"]["commit"]
+    assert measured_bits()["what"].startswith("Synthetic vectors: ")
 
 
 @pytest.mark.parametrize("name", ["full", "fp8", "int4", "kivi", "kitty", "snapkv", "snapkv_int4", "streaming_llm"])

@@ -76,7 +76,7 @@ def calibrate(
     were given other input or of which one failed; ConnectionError if one is gone.
     """
     if batch is not None and batch < 1:
-        raise ValueError(f"batch={batch} is no number of sequences; use 1 or more, or None to have it chosen")
+        raise ValueError(f"batch={batch} is not a number of sequences; use 1 or more, or None to have it chosen")
     with (processes or Processes.found()).connected() as channel:
         with channel.together():
             check_counts(max_tokens=max_tokens, min_tokens=min_tokens, sequence_tokens=sequence_tokens)

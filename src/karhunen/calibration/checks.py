@@ -33,7 +33,7 @@ def check_counts(**given: int) -> None:
 
 
 def check_ids(model: nn.Module, pieces: Sequence[Int[Tensor, " _"]]) -> None:
-    """ValueError if a token id is none of the model's."""
+    """ValueError if the model does not know a token id."""
     table: Any = cast("Any", model).get_input_embeddings()
     n = int(getattr(table, "num_embeddings", 0) or 0)
     low, high = min(int(piece.min()) for piece in pieces), max(int(piece.max()) for piece in pieces)

@@ -22,6 +22,7 @@ from karhunen import recipes
 from karhunen.codec import Codec, Origin, SideCodec
 from karhunen.device import HOST
 from karhunen.quantizers.base import Codes, Quantizer
+from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.recipe import Side
 from karhunen.statistics.identity import LayerShape, ModelIdentity
@@ -147,8 +148,8 @@ def recipe_rows() -> list[RecipeRow]:
 
 @cache
 def measured_bits() -> dict[str, Any]:
-    """Of every recipe at its default options: `bits`, and `what`, `n_tokens` and `provenance` of the measurement
-    (benchmarks/recipe_bits.py)."""
+    """Of every recipe at its default options, on synthetic vectors: `bits`, and `what`, `n_tokens` and `provenance` of
+    the measurement (benchmarks/recipe_bits.py)."""
     return json.loads(files("karhunen.evaluation").joinpath("recipe_bits.json").read_text(encoding="utf-8"))
 
 
@@ -194,11 +195,11 @@ def coefficient_bits(quantizer: Quantizer, g: int, c: int) -> Float[Tensor, "g c
     bits = getattr(quantizer, "bits", None)
     if isinstance(bits, Tensor) and bits.shape == (g, c):
         return bits.double()
-    if isinstance(quantizer, VectorQuantizer):
-        shared = torch.zeros(g, c, dtype=torch.float64, device=quantizer.entries.device)
-        for plane in range(len(quantizer.widths)):
-            where = quantizer.plane_coordinates(plane)
-            shared[int(quantizer.plane_group[plane]), where] += quantizer.widths[plane] / len(where)
+    if isinstance(quantizer, VectorQuantizer | ByteQuantizer):
+        shared = torch.zeros(g, c, dtype=torch.float64, device=HOST)
+        planes = quantizer.coordinates.to(HOST).long().split(quantizer.plane_size.tolist())
+        for group, where, width in zip(quantizer.plane_group.tolist(), planes, quantizer.widths, strict=True):
+            shared[group, where] += width / len(where)
         return shared
     return torch.full((g, c), sum(quantizer.widths) / (g * c), dtype=torch.float64, device=HOST)
 

@@ -46,7 +46,7 @@ class Agreement:
 
 
 def read_prompt(model: nn.Module, tokens: Int[Tensor, " n"]) -> Prompt:
-    """The exact prefill."""
+    """Read the prompt with an exact cache."""
     with inference(model):
         cache = dense_cache(model)
         return Prompt(tokens, cache, _next(model, tokens, cache))

@@ -34,7 +34,8 @@ divided by, where that is known."""
 class History:
     """One layer at one step. `on_read(how)` learns how it was read, `on_dense(bytes)` what decoding took, `on_attended`
     by which queries, if the layer waits for that; what a mask says of the coded tokens is kept in `masks` for the
-    layers of one forward, which share it. `on_query` is shown the queries and the softmax's scale, where somebody looks."""
+    layers of one forward, which share it. `on_query` is shown the queries and the softmax's scale, where somebody
+    looks."""
 
     def __init__(
         self,

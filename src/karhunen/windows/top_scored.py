@@ -56,7 +56,7 @@ class TopScored(Window):
 
     @property
     def sink_tokens(self) -> int:
-        """As given."""
+        """The recipe's option `sink`: first tokens that stay exact."""
         return self.sink
 
     @property

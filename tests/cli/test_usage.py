@@ -227,7 +227,7 @@ def test_numbers_that_are_none_are_refused_in_our_words(
     start = ["generate", "--codec", codec_folder, "--model", model_folder, "-p", "x"]
     assert_refused(karhunen(*start, "--seed", str(2**70)), "seed", "2^63")
     for bits in ("nan", "inf", "-1"):
-        assert_refused(karhunen("bench", "--bits", bits), f"--bits {bits}")
+        assert_refused(karhunen("bench", "--bits", bits), "--bits", f"'{bits}' is not a finite number above 0")
 
 
 def test_an_option_of_a_recipe_given_twice_is_refused(karhunen: Command, model_folder: Path, tmp_path: Path) -> None:

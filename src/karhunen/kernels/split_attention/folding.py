@@ -8,6 +8,8 @@ entries in place of a block's tokens, and 2 · rows additions for each byte of a
 cores. A variant to be timed (benchmarks/gpu_check.py), not the default.
 """
 
+# programs for Triton, whose constants pyright cannot follow
+# pyright: reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 

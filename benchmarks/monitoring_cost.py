@@ -113,10 +113,10 @@ def own_cost(codec: Any, rounds: int) -> dict[str, float]:
         query = drawn(1, shape.n_query_heads, 1, shape.key_dim)
         looking = look_at(Meter(every=10**9), index)
         looking.left(leaving)  # loads kernels, and compares once
-        found["queries"] += each(lambda: looking.asked(query, 0.125), rounds)
-        found["counting"] += each(lambda: looking.left(leaving), rounds) * len(layers) / LAYERS / PAGE
+        found["queries"] += each(partial(looking.asked, query, 0.125), rounds)
+        found["counting"] += each(partial(looking.left, leaving), rounds) * len(layers) / LAYERS / PAGE
         queries = torch.cat(list(looking.queries), 1)
-        found["comparing"] += each(lambda: moved_by(leaving, queries, 0.125), rounds) / PAGE / EVERY
+        found["comparing"] += each(partial(moved_by, leaving, queries, 0.125), rounds) / PAGE / EVERY
     return {name: 1e3 * seconds for name, seconds in found.items()}
 
 

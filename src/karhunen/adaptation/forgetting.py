@@ -98,7 +98,8 @@ class Stream:
             return
         for row in range(key.shape[0]):
             real = positions[row] >= 0
-            self._add_row(layer, *(x[row : row + 1, :, real] for x in (key, value)), positions[row : row + 1, real])
+            part = slice(row, row + 1)
+            self._add_row(layer, key[part, :, real], value[part, :, real], positions[part, real])
 
     def _add_row(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> None:
         n = key.shape[2]

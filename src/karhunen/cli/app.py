@@ -92,7 +92,10 @@ def calibrate(
     text: Texts = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens to read.")] = 16384,
     own_samples: Annotated[
-        int, typer.Option("--own-samples", min=0, help="Tokens beside the text that the model writes itself: 8192.")
+        int,
+        typer.Option(
+            "--own-samples", min=0, help="Tokens that the model writes itself, beside the text, such as 8192."
+        ),
     ] = 0,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Keep progress in this folder, and continue from it.", parser=path)

@@ -75,7 +75,7 @@ class _Chooser(LogitsProcessor):
         self.on_step = on_step
         self.n_steps = 0
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # names are those of the library
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:  # names are those of the library
         """Scores of which one of each row is finite."""
         u = torch.stack([torch.rand((), generator=g, dtype=torch.float64, device=HOST) for g in self.generators])
         chosen = drawn((scores.float().cpu() / self.temperature).softmax(-1), u)

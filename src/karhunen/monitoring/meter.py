@@ -106,11 +106,10 @@ def moved_by(
             made = torch.where(leaving.kept[:1, None, -n:, None], x, made)
         decoded.append(made[0])
     asked: Asked = "keys" if queries is None else "queries"
-    if queries is None:
-        queries = leaving.recent_key[0]
-    if queries.shape[1] == 0:
+    asking = leaving.recent_key[0] if queries is None else queries
+    if asking.shape[1] == 0:
         return None
-    grouped = queries.unflatten(0, (leaving.key.shape[1], -1)).flatten(1, 2)  # [h queries·n d]
+    grouped = asking.unflatten(0, (leaving.key.shape[1], -1)).flatten(1, 2)  # [h queries·n d]
     n_seen = torch.full((grouped.shape[1],), n, device=where.device)
     exact = (pair[0][0], pair[1][0])
     return Moved(attention_accuracy_delta(grouped, n_seen, exact, (decoded[0], decoded[1]), scale), asked)

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "examples.md"
 HEAD = """# Examples
 
-Complete programs, each under 60 lines, in the folder `examples/`. Tests run all of them on a tiny model; the outputs
-below are SmolLM2-135M's. `examples/first_steps.ipynb` is a notebook that runs on a CPU.
+Complete programs, each under 60 lines, in the folder `examples/`. Tests run all of them on a tiny model; an output
+below a program is SmolLM2-135M's. `examples/first_steps.ipynb` is a notebook that runs on a CPU.
 
 Made by `benchmarks/examples_page.py`.
 """

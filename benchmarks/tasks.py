@@ -94,17 +94,18 @@ def main() -> None:
 
 
 class Runner:
-    """Asks what has no file yet, until the time is over."""
+    """Asks what has no file yet, or one of other questions, until the time is over."""
 
     def __init__(self, model: Any, tokenizer: Any, given: argparse.Namespace) -> None:
         self.model, self.tokenizer, self.given = model, tokenizer, given
         self.start = time.perf_counter()
         self.codec: tuple[str, Codec] | None = None
+        self.inputs: dict[tuple[str, int], str] = {}
 
     def one(self, task: Kind, name: str, rate: int, i: int, one: Rated | None) -> bool:
         """One text of one cell; False if the time is over."""
         file = file_of(self.given.results, task, name, rate, i)
-        if file.is_file():
+        if file.is_file() and json.loads(file.read_text(encoding="utf-8"))["inputs"] == self._inputs(task, i):
             return True
         if time.perf_counter() - self.start > 60 * self.given.minutes:
             return False
@@ -122,6 +123,12 @@ class Runner:
         write(file, {**body, "made": asdict(provenance())})
         print(f"{time.perf_counter() - self.start:5.0f} s  {task.name:16} {i} {name}@{rate}  {said}", flush=True)
         return True
+
+    def _inputs(self, task: Kind, i: int) -> str:
+        """What the questions of a text are now: answers to others are asked again."""
+        if (task.name, i) not in self.inputs:
+            self.inputs[task.name, i] = task.prepare_text(self.model, self.tokenizer, 0, i).inputs
+        return self.inputs[task.name, i]
 
     def _codec(self, one: Rated) -> Codec:
         return codec_of(self.model, self.tokenizer, one, self.given, self.given.results / "codecs")

@@ -39,7 +39,7 @@ from karhunen.statistics.gathered import LayerStatistics, Statistics
 
 WINDOW = (4, 128)
 SHORT = (
-    Kind("documents", 1000), Kind("copying", 1000), Kind("code", 1000), Kind("calls", 1000),
+    Kind("documents", 1000, n_texts=20, n_each=5), Kind("copying", 1000), Kind("code", 1000), Kind("calls", 1000),
     Kind("chat", 1000, n_texts=12, n_each=8), Kind("lists", 1000), Kind("sums", 1000),
     Kind("passkeys", 1000, n_texts=6, n_each=5), Kind("passkeys", 2000, n_texts=6, n_each=5),
 )  # fmt: skip
@@ -50,7 +50,7 @@ CELLS: tuple[tuple[str, int], ...] = (
     ("karhunen", 12), ("turboquant_4bit", 4), ("turboquant_3bit", 5), ("spectra", 12), ("nova_kv", 12),
     ("karhunen", 4), ("kivi", 4), ("spectra", 4), ("nova_kv", 4), ("snapkv", 4),
 )  # fmt: skip
-ROUNDS = ((SHORT, 0, 1), (SHORT, 1, 2), (LONG, 0, 1), (SHORT, 2, 5), (LONG, 1, 4), (SHORT, 5, 12))
+ROUNDS = ((SHORT, 0, 1), (SHORT, 1, 2), (LONG, 0, 1), (SHORT, 2, 5), (LONG, 1, 4), (SHORT, 5, 20))
 """Some texts of every cell before the next texts of any, cells in their order: what exists is a comparison whenever
 time ends."""
 

@@ -39,6 +39,7 @@ def main() -> None:
         for name, table in (("lost", lost), ("answers", answers), ("same", unchanged), ("dense", dense_table)):
             page = between(page, name, table(found))
         figure_of(found).savefig(given.plot, dpi=130)
+        page = between(page, "picture", f"![right answers by task and recipe, passkeys by depth]({given.plot.name})")
     if given.tails.is_file():
         rows = json.loads(given.tails.read_text(encoding="utf-8"))["rows"]
         for name, table in (("tails", tails), ("equal tails", equal_tails), ("worst", worst)):

@@ -39,7 +39,7 @@ from karhunen.statistics.gathered import LayerStatistics, Statistics
 
 WINDOW = (4, 128)
 SHORT = (
-    Kind("documents", 1000), Kind("copying", 1000), Kind("code", 1000), Kind("calls", 1000),
+    Kind("documents", 1000, n_texts=20, n_each=5), Kind("copying", 1000), Kind("code", 1000), Kind("calls", 1000),
     Kind("chat", 1000, n_texts=12, n_each=8), Kind("lists", 1000), Kind("sums", 1000),
     Kind("passkeys", 1000, n_texts=6, n_each=5), Kind("passkeys", 2000, n_texts=6, n_each=5),
 )  # fmt: skip
@@ -50,7 +50,7 @@ CELLS: tuple[tuple[str, int], ...] = (
     ("karhunen", 12), ("turboquant_4bit", 4), ("turboquant_3bit", 5), ("spectra", 12), ("nova_kv", 12),
     ("karhunen", 4), ("kivi", 4), ("spectra", 4), ("nova_kv", 4), ("snapkv", 4),
 )  # fmt: skip
-ROUNDS = ((SHORT, 0, 1), (SHORT, 1, 2), (LONG, 0, 1), (SHORT, 2, 5), (LONG, 1, 4), (SHORT, 5, 12))
+ROUNDS = ((SHORT, 0, 1), (SHORT, 1, 2), (LONG, 0, 1), (SHORT, 2, 5), (LONG, 1, 4), (SHORT, 5, 20))
 """Some texts of every cell before the next texts of any, cells in their order: what exists is a comparison whenever
 time ends."""
 
@@ -94,17 +94,18 @@ def main() -> None:
 
 
 class Runner:
-    """Asks what has no file yet, until the time is over."""
+    """Asks what has no file yet, or one of other questions, until the time is over."""
 
     def __init__(self, model: Any, tokenizer: Any, given: argparse.Namespace) -> None:
         self.model, self.tokenizer, self.given = model, tokenizer, given
         self.start = time.perf_counter()
         self.codec: tuple[str, Codec] | None = None
+        self.inputs: dict[tuple[str, int], str] = {}
 
     def one(self, task: Kind, name: str, rate: int, i: int, one: Rated | None) -> bool:
         """One text of one cell; False if the time is over."""
         file = file_of(self.given.results, task, name, rate, i)
-        if file.is_file():
+        if file.is_file() and json.loads(file.read_text(encoding="utf-8"))["inputs"] == self._inputs(task, i):
             return True
         if time.perf_counter() - self.start > 60 * self.given.minutes:
             return False
@@ -122,6 +123,12 @@ class Runner:
         write(file, {**body, "made": asdict(provenance())})
         print(f"{time.perf_counter() - self.start:5.0f} s  {task.name:16} {i} {name}@{rate}  {said}", flush=True)
         return True
+
+    def _inputs(self, task: Kind, i: int) -> str:
+        """What the questions of a text are now: answers to others are asked again."""
+        if (task.name, i) not in self.inputs:
+            self.inputs[task.name, i] = task.prepare_text(self.model, self.tokenizer, 0, i).inputs
+        return self.inputs[task.name, i]
 
     def _codec(self, one: Rated) -> Codec:
         return codec_of(self.model, self.tokenizer, one, self.given, self.given.results / "codecs")

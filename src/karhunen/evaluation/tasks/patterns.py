@@ -3,7 +3,7 @@
 | kind       | the text                                 | a question                                                   |
 |------------|------------------------------------------|--------------------------------------------------------------|
 | code       | the source of a test module              | the lines after it, then the next one                        |
-| copying    | prose                                    | twelve tokens of it, then the next ones                      |
+| copying    | prose                                    | sixteen tokens of it, then the next six                      |
 | lists      | lists of words and their reverse         | a new list                                                   |
 | sums       | sums of one- and two-digit numbers       | a new sum                                                    |
 | calls      | requests and calls as JSON, then prose   | a new request                                                |
@@ -25,7 +25,7 @@ from karhunen.evaluation.tasks.haystacks import FIRST, SECOND, length_of, paragr
 CITIES = ("Delft", "Rome", "Oslo", "Turin", "Ghent", "Paris", "Kyoto", "Quito", "Bergen", "Vienna", "Leeds", "Berlin")
 N_CALLS = 6
 N_WORDS = 3
-N_GIVEN, N_COPIED = 12, 12
+N_GIVEN, N_COPIED, N_UNIQUE = 16, 6, 4
 
 
 def code(tokenizer: Any, n_tokens: int, n_asks: int, rng: random.Random) -> Asked:
@@ -47,16 +47,21 @@ def code(tokenizer: Any, n_tokens: int, n_asks: int, rng: random.Random) -> Aske
 
 
 def copying(tokenizer: Any, n_tokens: int, n_asks: int, rng: random.Random) -> Asked:
-    """A passage of the text that is begun again has to go on as it did."""
+    """A passage that is begun again has to go on as it did; the end of what is given stands once in the
+    text, within a sentence."""
     text = "\n".join(prose_of(tokenizer, n_tokens, paragraphs_from(rng)))
     ids = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
     asks: list[Ask] = []
-    while len(asks) < n_asks:
-        at = rng.randrange(len(ids) - N_GIVEN - N_COPIED)
-        given, then = (str(tokenizer.decode(ids[a : a + n])) for a, n in ((at, N_GIVEN), (at + N_GIVEN, N_COPIED)))
-        if "\n" not in given + then and then[0] == " " and text.count(given) == 1 and given + then in text:
+    for at in rng.sample(range(N_GIVEN, len(ids) - N_COPIED), len(ids) - N_COPIED - N_GIVEN):
+        given, last, then = (
+            str(tokenizer.decode(ids[a:b])) for a, b in ((at - N_GIVEN, at), (at - N_UNIQUE, at), (at, at + N_COPIED))
+        )
+        goes_on = given[-1].isalnum() and then[0] == " " and "\n" not in given + then
+        if goes_on and text.count(last) == 1 and given + then in text:
             asks.append(Ask(f"\n\nAs was said above: {given.strip()}", then.strip(), N_COPIED))
-    return Asked(text, tuple(asks))
+        if len(asks) == n_asks:
+            return Asked(text, tuple(asks))
+    raise ValueError(f"a text of {n_tokens} tokens has {len(asks)} passages that stand once; {n_asks} are wanted")
 
 
 def lists(tokenizer: Any, n_tokens: int, n_asks: int, rng: random.Random) -> Asked:

@@ -37,6 +37,7 @@ def _with_biases(family: str, **changes: Any) -> Callable[[], Any]:
     return lambda: build(family, **changes)
 
 
+_SHORT = {"original_max_position_embeddings": 512}
 _MLA = {
     **SIZES, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": None, "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16, "v_head_dim": 16,
@@ -55,13 +56,13 @@ MODELS: dict[str, Callable[[], Any]] = {
     "Llama, one KV head for each": _llama(num_key_value_heads=4),
     "Llama, 7 heads on one": _llama(hidden_size=84, num_attention_heads=7, num_key_value_heads=1),
     "Llama, biases": _llama(attention_bias=True, mlp_bias=True),
-    "Llama, RoPE yarn": _llama(**_rope("yarn", factor=4.0, original_max_position_embeddings=128)),
-    "Llama, RoPE llama3": _llama(**_rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                                         original_max_position_embeddings=128)),
+    "Llama, RoPE yarn": _llama(**_rope("yarn", factor=4.0, **_SHORT), max_position_embeddings=2048),
+    "Llama, RoPE llama3": _llama(**_rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, **_SHORT),
+                                 max_position_embeddings=2048),
     "Llama, RoPE dynamic": _llama(**_rope("dynamic", factor=2.0)),
     "Llama, RoPE linear": _llama(**_rope("linear", factor=4.0)),
-    "Llama, RoPE longrope": _llama(**_rope("longrope", factor=4.0, original_max_position_embeddings=256,
-                                           short_factor=[1.0] * 6, long_factor=[2.0] * 6)),
+    "Llama, RoPE longrope": _llama(**_rope("longrope", factor=4.0, short_factor=[1.0] * 6, long_factor=[2.0] * 6,
+                                           **_SHORT), max_position_embeddings=2048),
     "Qwen2, spikes in the key bias": _qwen2_spikes,
     "Qwen3": _with_biases("qwen3", attention_bias=True),
     "Mistral": lambda: build("mistral", sliding_window=None),

@@ -44,11 +44,11 @@ def exchanged_sides(made: Codec) -> Codec:
 
 @pytest.mark.parametrize("change", [exchanged_layers, exchanged_sides])
 def test_what_is_exchanged_is_seen(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    family, recipe = "Qwen3", eight_bits("spectra")
+    family, recipe = "Qwen3", eight_bits("karhunen")
     made = codec(family, recipe)
     monkeypatch.setattr(cells, "codec", lambda *_: change(made))
     with torch.no_grad():
-        assert "from the uncompressed model" in cell_of(family, "spectra").wrong
+        assert "from the uncompressed model" in cell_of(family, "karhunen").wrong
 
 
 def test_every_family_is_named_once() -> None:

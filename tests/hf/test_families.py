@@ -14,6 +14,7 @@ from karhunen.codec import Codec
 SLICE = {
     "Qwen3": ["full", "nova_kv"],
     "Gemma 3": ["karhunen"],
+    "Gemma 4": ["int4"],
     "Bloom": ["int4", "snapkv"],
     "LFM2": ["kivi"],
     "MiniCPM3": ["int4", "karhunen"],

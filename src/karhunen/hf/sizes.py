@@ -126,7 +126,7 @@ def _mlp(config: Any, index: int) -> int:
 
 
 def _each(config: Any, index: int, *names: str) -> int:
-    """A setting of one layer: the same for all, a list, or in a configuration of the layer's own; 0 if there is none."""
+    """A setting of one layer: the same for all, a list, or in a configuration of its own; 0 if there is none."""
     own = getattr(config, "per_layer_config", None)
     here = own[index] if own is not None and index < len(own) else config
     for name in names:

@@ -18,8 +18,13 @@ SLICE = {
     "Bloom": ["int4", "snapkv"],
     "LFM2": ["kivi"],
     "MiniCPM3": ["int4", "karhunen"],
+    "Mamba": ["snapkv"],
 }
-REFUSED = {("Bloom", "snapkv"): "ALiBi", ("MiniCPM3", "karhunen"): "latent attention"}
+REFUSED = {
+    ("Bloom", "snapkv"): "ALiBi",
+    ("MiniCPM3", "karhunen"): "latent attention",
+    ("Mamba", "snapkv"): "has no attention cache to compress",
+}
 
 
 @pytest.mark.parametrize(("family", "recipe"), [(family, recipe) for family in SLICE for recipe in SLICE[family]])

@@ -123,7 +123,7 @@ def _shown(cell: dict[str, Any] | None, reasons: dict[str, int]) -> str:
 
 
 def _general(reason: str) -> str:
-    """Without names of models and recipes, and without what exactly was to be measured, so that a reason is one note."""
+    """Without names of models and recipes, nor what exactly was to be measured, so that a reason is one note."""
     reason = re.sub(r"\w+(ForCausalLM|LMHeadModel|ForConditionalGeneration)", "the model", reason)
     reason = re.sub(r"^\w+ codes no layer of this \w+", "no layer would be coded", reason)
     reason = re.sub(r"^\w+ has no RoPE, so \w+", "the model has no RoPE, so what is asked", reason)

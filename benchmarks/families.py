@@ -12,6 +12,7 @@ Exit code 1 if a cell is wrong. What is tried in a cell stands in tests/hf/cells
 import argparse
 import json
 import logging
+import re
 import sys
 import time
 import traceback
@@ -122,10 +123,12 @@ def _shown(cell: dict[str, Any] | None, reasons: dict[str, int]) -> str:
 
 
 def _general(reason: str) -> str:
-    """Without the model's name, so that one reason is one note."""
-    for word in reason.split():
-        if word.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
-            reason = reason.replace(word, "the model")
+    """Without names of models and recipes, nor what exactly was to be measured, so that a reason is one note."""
+    reason = re.sub(r"\w+(ForCausalLM|LMHeadModel|ForConditionalGeneration)", "the model", reason)
+    reason = re.sub(r"^\w+ codes no layer of this \w+", "no layer would be coded", reason)
+    reason = re.sub(r"^\w+ has no RoPE, so \w+", "the model has no RoPE, so what is asked", reason)
+    reason = re.sub(r"^\w+ has no layer to measure", "no layer would be coded", reason)
+    reason = re.sub(r" \((post-RoPE|block \d+)[^)]*\)", "", reason)
     return reason.replace("|", "\\|")
 
 

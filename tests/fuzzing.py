@@ -75,18 +75,18 @@ def run_case(target: str, subject: str, seed: int, folder: Path) -> str:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """TimeoutError after so many seconds, where the system can say so."""
+    """TimeoutError after so many seconds of the processor."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"not done in {SECONDS:g} seconds")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _tried(read_it: Callable[[], Any], use: Callable[[Any], None]) -> str:

@@ -61,7 +61,10 @@ def test_a_chat_goes_on_with_the_template_of_a_second_message(model_folder: Path
     assert tokenizer.decode(next_tokens(tokenizer, "hello", chat=False)[0]) == "hello"
 
 
-ENDING = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>!{% endfor %}<assistant>"
+ENDING = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>!{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 @pytest.mark.parametrize(("so_far", "added"), [("An answer that was c", "</s>!"), ("One.</s>", "!"), ("One.</s>!", "")])

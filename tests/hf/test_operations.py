@@ -18,6 +18,7 @@ from torch import Tensor
 
 import karhunen
 from karhunen.hf.cache import CompressedCache, dense_cache
+from karhunen.hf.hooks import before_forward
 
 N_PROMPT = 60
 WAYS = pytest.mark.parametrize("way", ["decoded", "bytes"])
@@ -104,19 +105,18 @@ def test_turns_of_many_sizes_read_what_is_held(way: str) -> None:
         assert_near(run(model, turn, held), run(models("llama")[0], turn, twin), READ)
 
 
-@pytest.mark.parametrize("bytes_first", [False, True], ids=["decoded", "enabled"])
-def test_a_draft_of_the_same_model_is_accepted_whole(bytes_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("enabled", [False, True], ids=["decoded", "enabled"])
+def test_a_draft_of_the_same_model_is_accepted_whole(enabled: bool) -> None:
     """Twelve tokens in runs of five drafts and one of the model's own: three forwards, with the prompt's."""
     model = build("llama")
-    if bytes_first:
+    if enabled:
         karhunen.enable(model)
     draft = build("llama")
     draft.generation_config.num_assistant_tokens = 5
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = 0.0
     widths: list[int] = []
-    own = model.forward
-    monkeypatch.setattr(model, "forward", lambda *a, **k: (widths.append(k["input_ids"].shape[1]), own(*a, **k))[1])
+    before_forward(model, lambda _, __, given: widths.append(given["input_ids"].shape[1]))
     text = tokens(1, 40)
     assert generate(model, text, cache_of("llama", "fine"), assistant_model=draft) == generate(draft, text)
     assert widths == [45, 6]

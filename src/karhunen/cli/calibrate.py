@@ -184,8 +184,8 @@ def _check_suits(recipe: "Recipe", model: Any) -> None:
     from karhunen.hf.describe import identity_of
     from karhunen.hf.suits import check_window
 
-    check_window(model, recipe.window)
     identity = identity_of(model)
+    check_window(model, recipe.window)
     left = reasons_left_exact(recipe, identity)
     if recipe.key is not None and len(left) == len(identity.layers):
         raise ValueError(

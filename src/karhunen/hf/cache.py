@@ -284,7 +284,7 @@ class CompressedCache(Cache):
     ) -> None:
         refuse_unless_a("model", model, nn.Module, would="load it first, as with karhunen.load")
         refuse_unless_a("codec", codec, Codec, would="fit one, or read one with Codec.from_pretrained")
-        if exact_dtype is not None and not (isinstance(exact_dtype, torch.dtype) and exact_dtype.is_floating_point):
+        if exact_dtype is not None and not (isinstance(exact_dtype, torch.dtype) and exact_dtype.is_floating_point):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"exact_dtype={exact_dtype!r} holds no vectors; use torch.bfloat16, float16 or float32")
         if max_bytes is not None:
             check_max_bytes(codec, max_bytes)

@@ -195,7 +195,7 @@ def _shape(layer_type: str, window: int | None, update: Update | None, n_query_h
 
 def _query_heads(config: Any, layer: int) -> int:
     per_layer = getattr(config, "per_layer_config", None)
-    config = per_layer[layer] if isinstance(per_layer, list) and layer < len(per_layer) else config
+    config = per_layer[layer] if per_layer is not None and layer < len(per_layer) else config
     for name in ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads"):
         if value := getattr(config, name, None):
             return int(value[layer]) if isinstance(value, list | tuple) else int(value)

@@ -37,10 +37,13 @@ from karhunen.transforms.rotations import Hadamard
 from karhunen.values import assemble, fingerprint, to_dict
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
+from karhunen.windows.refining import Refining
+from karhunen.windows.sink_recent import SinkRecent
 
 EXAMPLES: dict[str, Any] = {
     "ChainSpec": ChainSpec((Hadamard(), KLT())),
     "Embedded": {"inner": ByteVQ(), "layers": (WaterFilling(1.0),)},
+    "Refining": Refining(SinkRecent(4, 64), 2, 0.5),
     "Relative": Relative(QueryMetric()),
     "Uniform": Uniform(3),
     "WaterFilling": {"bits": 3.0},

@@ -21,8 +21,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from karhunen.values import refuse_unless_a
-
 CONFIG, TENSORS = "config.json", "tensors.safetensors"
 NEW = ".karhunen-new"  # a folder for what is being written
 FORMATS = "karhunen-"  # how every format of ours begins
@@ -55,7 +53,8 @@ def write_folder(
 
 def named_folder(given: object) -> Path:
     """The folder a caller names; TypeError or ValueError for what names none: nothing is not the current folder."""
-    refuse_unless_a("folder", given, str, os.PathLike, would="give its path")
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(f"folder is a {type(given).__name__}, not a path; give that of a folder")
     if not str(given):
         raise ValueError("the path is empty; give that of a folder, or `.` for the current one")
     return Path(cast("str", given))

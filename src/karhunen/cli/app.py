@@ -187,8 +187,10 @@ def generate(
     from karhunen.cli.generate import run
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    kept = {"session": session, "watch": watch}
-    run(codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, attention, dtype, device, as_json, **kept)
+    run(
+        codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, attention, dtype, device, as_json,
+        session=session, watch=watch,
+    )  # fmt: skip
 
 
 @app.command()

@@ -197,6 +197,7 @@ class LayerStore:
             self._not_asked.append((self.n_tokens, given))
             if given.is_known:
                 self._ask_offsets()
+        n_before = self._recent["value"].shape[2] if self._recent else 0
         for slot, given in zip(SLOTS, (key, value), strict=True):
             x = given.detach()  # what is kept needs no graph of how it came about
             if slot not in self._recent:
@@ -205,10 +206,9 @@ class LayerStore:
             if short > 0 and self._n_coded == self._n_dropped == 0 and self._recent[slot].shape[2] == 0:
                 self._sink[slot] = torch.cat([self._sink[slot], x[:, :, :short]], dim=2)
                 x = x[:, :, short:]
-            n_before = self._recent[slot].shape[2]
             self._recent[slot] = torch.cat([self._recent[slot], x], dim=2)
         if self.observed is not None:
-            self.observed.extend(x.shape[0], self._recent["value"].shape[2] - n_before, x.device)
+            self.observed.extend(key.shape[0], self._recent["value"].shape[2] - n_before, key.device)
 
     def _ask_offsets(self) -> None:
         """Find out where the tokens stand that came since the last time; waits for the device."""

@@ -16,7 +16,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from karhunen.evaluation.documents import MODULES
 from karhunen.evaluation.tasks.asked import Ask, Asked
@@ -103,7 +103,7 @@ def calls(tokenizer: Any, n_tokens: int, n_asks: int, rng: random.Random) -> Ask
 def same_call(answer: str, said: str) -> bool:
     """It parses, and holds the same names and values, whatever the order."""
     try:
-        return cast("Any", json.loads(said)) == json.loads(answer)
+        return bool(json.loads(said) == json.loads(answer))
     except ValueError:
         return False
 

@@ -14,6 +14,7 @@ def run(as_json: bool) -> None:
     with screen.open():
         rows = recipe_rows()
         table = grid("recipe", "source", "keys", "values", "options", "calibrated", "bits all / coded, synthetic")
+        table.columns[0].no_wrap = True  # a name is copied from here
         for row in rows:
             options = ", ".join(f"{key}={value}" for key, value in row.options.items())
             called = "yes" if row.needs_calibration else "no"

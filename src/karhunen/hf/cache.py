@@ -294,6 +294,7 @@ class CompressedCache(Cache):
         register()  # whoever has such a cache may name the attention that reads it
         self.codec = codec
         self.max_bytes = max_bytes
+        self.is_over = False  # whether it was said that the base alone is more
         self.offsets = RowOffsets()
         self.in_graph = is_compiled(given) and codec.window.reads == "never" and hands_over(model)
         if self.in_graph:

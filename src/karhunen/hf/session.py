@@ -137,7 +137,7 @@ def load_session(
 
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-_APART = ("store", "offsets", "exact_dtype", "graph")  # of a compressed layer
+_APART = ("store", "offsets", "exact_dtype", "graph", "on_query")  # of a compressed layer
 
 
 def _layer(layer: Any) -> LayerState:

@@ -57,9 +57,9 @@ def keep_within(cache: "CompressedCache") -> None:
     if cache.max_bytes is None:
         return
     excess = cache.report().total.held - cache.max_bytes
-    if excess > 0 and shrink(cache, excess) < excess:
+    if excess > 0 and shrink(cache, excess) < excess and not cache.is_over:
         _LOG.warning(
             "all tokens are at their base and the cache holds %d bytes more than max_bytes=%d; it goes on growing",
             cache.report().total.held - cache.max_bytes, cache.max_bytes,
         )  # fmt: skip
-        cache.max_bytes = None
+        cache.is_over = True

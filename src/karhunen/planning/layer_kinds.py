@@ -58,7 +58,7 @@ def layer_kinds(own: Mapping[str, Any], kind: str, n_layers: int, complete: bool
     rule = RULES.get(kind)
     if rule is None and not complete and kind not in ALL_FULL:
         return None
-    rule = rule or Rule(asked="use_sliding_window" in own)
+    rule = rule or Rule(asked="use_sliding_window" in own, first=int(own.get("max_window_layers") or 0))
     given: Any = own.get("sliding_window", UNSAID)
     window = (None if complete else rule.window) if given is UNSAID else given
     if not window or (rule.asked and not own.get("use_sliding_window", False)):

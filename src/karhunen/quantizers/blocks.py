@@ -15,6 +15,7 @@ chosen by the stored scale, where ggml divides by the scale before it is rounded
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, final
 
 import torch
@@ -141,7 +142,7 @@ class BlocksQuantizer(Quantizer):
             return unit.round().clamp(-127, 127) + 127
         if self.numbers == "int4":
             return (unit + 8.5).floor().clamp(0, 15)
-        known = torch.tensor(MAGNITUDES, dtype=unit.dtype, device=unit.device)
+        known = _magnitudes(unit.dtype, unit.device)
         middles = (known[1:] + known[:-1]) / 2
         code = torch.bucketize(unit.abs(), middles)  # a tie goes down, and up again to an even code
         tie = unit.abs() == middles[code.clamp(max=len(middles) - 1)]
@@ -151,5 +152,11 @@ class BlocksQuantizer(Quantizer):
     def _numbers(self, symbols: Tensor) -> Tensor:
         if self.numbers != "float4":
             return symbols.double() - (127 if self.numbers == "int8" else 8)
-        known = torch.tensor(MAGNITUDES, dtype=torch.float64, device=symbols.device)
+        known = _magnitudes(torch.float64, symbols.device)
         return torch.where(symbols < 8, 1.0, -1.0) * known[(symbols % 8).long()]
+
+
+@lru_cache(maxsize=16)
+def _magnitudes(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Made once for a device, which the host would else wait for at every page."""
+    return torch.tensor(MAGNITUDES, dtype=dtype, device=device)

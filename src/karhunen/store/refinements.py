@@ -17,6 +17,7 @@ from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed
+from karhunen.device import HOST
 from karhunen.quantizers.embedded import EmbeddedQuantizer
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.buffers import TokenBuffer
@@ -157,7 +158,7 @@ class Refinements:
 
     def bytes_by_line(self) -> Int[Tensor, " 256"]:
         """Bytes of layers that are left when the line stands at 0, 1, … sixteenths."""
-        total = torch.zeros(HOTTEST + 1, dtype=torch.int64)
+        total = torch.zeros(HOTTEST + 1, dtype=torch.int64, device=HOST)
         if not self._heat.length:
             return total
         count = torch.bincount(self._heat.view().flatten().long().cpu(), minlength=HOTTEST + 1)
@@ -203,11 +204,13 @@ class Refinements:
 def hottest_line(stores: Sequence[Refinements], n_bytes: int) -> tuple[int, int]:
     """(line, how many of the stores go to it, the others staying a step below): the lowest that gives `n_bytes` back.
     A line of 0 gives nothing; at the last one all tokens are at their base."""
-    by_line = torch.stack([s.bytes_by_line() for s in stores]) if stores else torch.zeros(0, HOTTEST + 1).long()
-    lines = torch.tensor([s.line for s in stores])
+    none = torch.zeros(0, HOTTEST + 1, dtype=torch.int64, device=HOST)
+    by_line = torch.stack([s.bytes_by_line() for s in stores]) if stores else none
+    lines = torch.tensor([s.line for s in stores], dtype=torch.int64, device=HOST)
+    every = torch.arange(len(stores), device=HOST)
     now = by_line.gather(1, lines[:, None])[:, 0]
     for line in range(1, HOTTEST + 1):
-        left, before = (by_line[torch.arange(len(stores)), lines.clamp_min(at)] for at in (line, line - 1))
+        left, before = (by_line[every, lines.clamp_min(at)] for at in (line, line - 1))
         if int((now - left).sum()) >= n_bytes:
             mixed = (now - before).sum() + (before - left).cumsum(0)
             return line, int((mixed < n_bytes).sum()) + 1

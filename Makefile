@@ -1,8 +1,11 @@
 # make demo    the whole job on a small real model, printed as a table
 # make leaderboard    every recipe at three rates on that model; results/leaderboard/report
 # make test    environment, lint, types and every test; what CI runs
+# make test-long    the table of families, fuzzers, long use: half an hour; LONG_MINUTES=30 for each fuzzer
 # make lint    ruff and pyright only          make env     the environment only (.venv)
 # make format  let ruff rewrite               make clean   remove what make made here
+# make docs    the site, into build/site/index.html; a warning is an error
+# make packages    wheel and sdist, installed with each extra; LOWEST=1 with the lowest versions (minutes, GB)
 # make test-serving    its own environment with vLLM (CPU build) and LMCache, and the tests that run them
 #
 # PYTHON=python3.12 chooses an interpreter; PYTEST_ARGS='-m "not model"' goes to pytest, DEMO_ARGS to the demo.
@@ -11,13 +14,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help env test lint types format demo leaderboard env-serving test-serving clean
+.PHONY: help env test test-long lint types format docs packages demo leaderboard env-serving test-serving clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-from-pyproject-and-constraints
 TOOLS := $(VENV)/.tools-from-pyproject-and-constraints
+SITE_TOOLS := $(VENV)/.docs-from-pyproject-and-constraints
 SERVING := .venv-serving
 SERVING_STAMP := $(SERVING)/.made-from-requirements
 EXTRAS := hf,cpu,plots,monitoring,redis,urls
@@ -25,6 +29,7 @@ TOOL_EXTRAS := eval,dev
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 LEADERBOARD_ARGS ?= --jobs 2
+LONG_MINUTES ?= 2
 PIP := $(BIN)/python -m pip --no-input --disable-pip-version-check
 
 help:
@@ -60,6 +65,14 @@ $(TOOLS): $(STAMP)
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS) </dev/null
 
+test-long: $(TOOLS)
+	$(BIN)/python -m benchmarks.families --redo </dev/null
+	for target in artifact page statistics results; do \
+	  $(BIN)/python -m benchmarks.fuzz $$target --minutes $(LONG_MINUTES) --start $$RANDOM </dev/null; done
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$$(mktemp -d) \
+	  $(BIN)/python -m benchmarks.fuzz artifact --minutes $(LONG_MINUTES) </dev/null
+	$(BIN)/python -m benchmarks.soak </dev/null
+
 lint: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -70,6 +83,16 @@ types: $(TOOLS)
 format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(SITE_TOOLS): $(TOOLS)
+	$(call install,docs,what the site needs)
+	@touch $@
+
+docs: $(SITE_TOOLS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build </dev/null
+
+packages:
+	PYTHON=$(PYTHON) .ci/check_packages
 
 demo: $(STAMP)
 	$(BIN)/karhunen demo $(DEMO_ARGS)

@@ -8,7 +8,9 @@
                      an arithmetic coder reaches to within a fraction of a percent
 
 The first is measured as `byte_efficiency.py` measures byte codes (tables trained on three quarters of the calibration
-samples, distortion over the bound on the rest); the others on prose and code that nothing was fitted to.
+samples, distortion on the rest over what a Gaussian of the same variances would need at that rate). Real coefficients
+are not Gaussian, so that is a common unit and no floor: rows may lie below 1. The others are measured on prose and code
+that nothing was fitted to.
 
     python benchmarks/limits.py --statistics FOLDER --json results/measured/limits-smollm2.json
 """
@@ -96,7 +98,7 @@ def searched(x: NDArray[np.float64], books: list[NDArray[np.float64]], path: Tre
 
 
 def trellis_losses(samples: Tensor, variance: Tensor, bits: float, n_states: int) -> list[float]:
-    """Held-out distortion over the bound, one per head, with the bytes a byte code would take."""
+    """Held-out distortion over the Gaussian function, one per head, with the bytes a byte code would take."""
     found: list[float] = []
     for head, spread in enumerate(variance):
         n_bytes = round(bits * len(spread) / 8)
@@ -195,7 +197,7 @@ def main() -> None:
     layers = sorted(statistics.layers)
     chosen = layers[:: max(1, len(layers) // given.layers)][: given.layers]
     records = []
-    print("bits per coefficient   bytes   trellis of 8   of 256 states   (distortion above the bound, median)")
+    print("bits per coefficient   bytes   trellis of 8   of 256 states   (over the Gaussian function, median)")
     for bits in given.bits:
         for layer in chosen:
             for slot in SLOTS:

@@ -2,9 +2,10 @@
 
     python -m benchmarks.recipe_bits          # writes src/karhunen/evaluation/recipe_bits.json
 
-One layer of 2 KV heads of size 64, 2,048 tokens in bfloat16, appended to a real store. The vectors are drawn, with a
-spectrum that falls by two decades; codebooks are trained in one iteration, on which no byte depends. Only the lengths
-of deflated pages (kvtc) and which tokens are exact by their norm (karhunen, ott, rotatekv) depend on the vectors.
+Synthetic vectors: one layer of 2 KV heads of size 64, 2,048 tokens in bfloat16, drawn at random with a spectrum that
+falls by two decades, appended to a real store; codebooks are trained in one iteration, on which no byte depends. Only
+the lengths of deflated pages (kvtc) and which tokens are exact by their norm (karhunen, ott, rotatekv) depend on the
+vectors.
 """
 
 import json

@@ -32,7 +32,9 @@ MOVERS = {"cuda", "xpu", "hpu", "npu", "ipu"}
 DEVICE_WORDS = ("cpu", "cuda", "mps", "xpu", "hip")
 
 EXCEPTIONS = {
-    "names the host for all others; kernels import nothing of the rest": ["device.py:HOST", "kernels/host.py:HOST"],
+    "names the host for all others; kernels import nothing of the rest": [
+        "device.py:HOST", "kernels/host.py:HOST",
+    ],
     "says which devices there are, or what is so of one kind": [
         "calibration/free_memory.py:free_bytes", "device.py:named", "device.py:present", "device.py:uploaded",
         "kernels/triton_launch.py:n_multiprocessors", "kernels/triton_launch.py:require_gpu",
@@ -40,8 +42,8 @@ EXCEPTIONS = {
     ],
     "reads or writes devices as a user, accelerate or a process group names them": [
         "calibration/parallel.py:Processes.connected", "calibration/placement.py:_accelerates",
-        "calibration/placement.py:_numbered", "calibration/placement.py:accelerators", "cli/options.py:DEFAULT_DEVICE",
-        "hf/sizes.py:_spelled",
+        "calibration/placement.py:_numbered", "calibration/placement.py:accelerators",
+        "cli/options.py:DEFAULT_DEVICE", "hf/sizes.py:_spelled",
     ],
     "`cpu` is the name of a path, or the device that a path is for": [
         "kernels/exact_attention/__init__.py:PATHS", "kernels/paths.py:LIBRARY", "kernels/paths.py:NATIVE",
@@ -49,32 +51,36 @@ EXCEPTIONS = {
         "kernels/step_attention/__init__.py:PATHS",
     ],
     "decides on the host what is read how: asked once for many numbers, never in a step that codes nothing": [
-        "device.py:answers", "hf/cache.py:CompressedCache.reorder_cache", "pages/exact.py:shortest",
+        "device.py:answers", "evaluation/composition.py:coefficient_bits",
+        "hf/cache.py:CompressedCache.reorder_cache", "hf/cache.py:CompressedLayer._select", "pages/exact.py:shortest",
         "pages/layer_pages.py:_kept", "pages/plan.py:PagePlan.checked", "store/exceptions.py:Exceptions.to",
-        "store/layer_store.py:LayerStore.select", "windows/small_norm.py:NormBelow.exact",
+        "store/layer_store.py:LayerStore._heat", "store/layer_store.py:LayerStore.select",
+        "store/refinements.py:Refinements.bytes_by_line", "windows/small_norm.py:NormBelow.exact",
     ],
-    "the device has no float64": ["calibration/host.py:with_float64", "windows/small_norm.py:token_norms"],
+    "the device has no float64": [
+        "calibration/host.py:with_float64", "windows/small_norm.py:token_norms",
+    ],
     "sums of a layer leave its device, which then has room for the next layer's": [
         "calibration/gathering.py:_where_sums_can_be_made", "calibration/host.py:on_host",
         "evaluation/leads.py:leads", "hf/input_maps.py:linear_map",
     ],
     "fitting and finding out, once for a model, in float64 and NumPy": [
-        "allocation/units.py:distortion_bound", "hf/rotary.py:_candidates", "hf/rotary.py:_error",
-        "serving/vllm/paged.py:PagedLayer._find_order",
+        "adaptation/adapter.py:_Side.add", "adaptation/adapter.py:bits_of", "allocation/units.py:distortion_bound",
+        "hf/rotary.py:_candidates", "hf/rotary.py:_error", "serving/vllm/paged.py:PagedLayer._find_order",
     ],
     "random numbers, or an order of a sum, that are to be the same for every device": [
-        "calibration/output_correction.py:_pairs", "hf/gradients.py:_backward",
-        "kernels/byte_tables.py:ByteTables.half_norms",
+        "calibration/output_correction.py:_pairs", "hf/drawing.py:_Chooser.__call__", "hf/drawing.py:continued",
+        "hf/gradients.py:_backward", "kernels/byte_tables.py:ByteTables.half_norms",
     ],
     "tables laid out once for a device, and moved there as a whole": [
         "kernels/entry_quads.py:_cut", "kernels/entry_quads.py:_digit_words", "kernels/entry_quads.py:_float16_words",
         "kernels/scan_attention/gpu_frames.py:BoundFrames._made", "kernels/scan_attention/gpu_frames.py:_bias",
     ],
     "bytes for a file, a store, an entropy coder or a fingerprint": [
-        "evaluation/on_disk.py:on_disk", "folder.py:write_folder", "hf/describe.py:sample_digest",
-        "hf/fingerprint.py:_sums", "hf/session.py:save_session", "hf/states.py:state_page",
-        "packing/deflate.py:DeflatedPages.shrink", "pages/sides.py:SideLayout._by_part", "pages/sides.py:_array",
-        "serving/vllm/saving.py:Saver._read", "serving/vllm/saving.py:Saver._window",
+        "evaluation/on_disk.py:on_disk", "folder.py:write_folder", "hf/describe.py:_glance",
+        "hf/describe.py:sample_digest", "hf/fingerprint.py:_sums", "hf/session.py:save_session",
+        "hf/states.py:state_page", "packing/deflate.py:DeflatedPages.shrink", "pages/sides.py:SideLayout._by_part",
+        "pages/sides.py:_array", "serving/vllm/saving.py:Saver._read", "serving/vllm/saving.py:Saver._window",
         "statistics/rotary.py:Rotary._key", "store/pages.py:PageBuffer._read", "values.py:fingerprint",
     ],
 }  # fmt: skip

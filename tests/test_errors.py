@@ -53,6 +53,7 @@ UNTYPED = {
     'GroupVQ(entries="float4")': r"unknown entries 'float4'; known: float16, float8_e5m2",
     'GroupVQ(grouping="random")': r"unknown grouping 'random'; known: stratified",
     'GroupVQ(gain="loud")': r"unknown gain 'loud'; known: none, float16, log8",
+    'Blocks("int5")': r"unknown numbers 'int5'; known: int8, int4, float4",
     'LloydMax(gain="loud")': r"unknown gain 'loud'; known: none, float16, log8",
     "Recipe.from_dict([])": r"this is a tuple, not a Recipe",
     'Recipe.from_dict({"class": "Uniform", "bits": 2})': r"this is a Uniform, not a Recipe",
@@ -65,6 +66,7 @@ import json, sys
 from karhunen.allocation.uniform import Uniform
 from karhunen.allocation.water_filling import WaterFilling
 from karhunen.metrics.query import QueryMetric
+from karhunen.quantizers.blocks import Blocks
 from karhunen.quantizers.group_vq import GroupVQ
 from karhunen.quantizers.lloyd_max import LloydMax
 from karhunen.recipe import Recipe

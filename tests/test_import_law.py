@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "karhunen"
 LAYERS = (
     ("cli",),
     ("serving", "evaluation"),
+    ("adaptation",),
     ("monitoring", "planning", "calibration"),
     ("hf",),
     ("recipes",),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from karhunen.card import ReportCard
 from karhunen.device import HOST, computes_float64, device_of, moved
-from karhunen.folder import read_folder, write_folder
+from karhunen.folder import named_folder, read_folder, write_folder
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.kernels.paths import forced
 from karhunen.packing.base import Layout
@@ -31,6 +31,7 @@ from karhunen.transforms.base import Transform
 from karhunen.values import assemble, dismantle, fingerprint, kinds_in
 from karhunen.windows.base import Window
 from karhunen.windows.left_out import without
+from karhunen.windows.refining import check_layers, mean_share
 from karhunen.windows.small_norm import NormBelow
 
 FORMAT, VERSION = "karhunen-codec", 2
@@ -48,6 +49,7 @@ PART_PACKAGES = (
 )
 
 MOST_GRANULE_TOKENS = 1 << 14  # a token may wait for as many others
+MOST_IN_TABLE = 1e15  # two of them multiplied, a gain and a sum over a vector stay numbers in float32
 
 NOT_FINITE = "NaN or infinity among the vectors to be coded; the model's own forward produced it"
 
@@ -149,8 +151,13 @@ class SideCodec:
         tensors: dict[str, Tensor] = {}
         dismantle(self, tensors)
         for name, x in tensors.items():
-            if x.is_floating_point() and not bool(x.float().isfinite().all()):
+            if not x.is_floating_point() or not x.numel():
+                continue
+            largest = float(x.double().abs().max())
+            if not math.isfinite(largest):
                 raise ValueError(f"its {name} holds NaN or infinity")
+            if largest > MOST_IN_TABLE:
+                raise ValueError(f"its {name} holds {largest:.2g}; numbers of a table are {MOST_IN_TABLE:g} at most")
         g, d = (1, n_heads * dim) if self.frame.joined else (n_heads, dim)
         self.quantizer.check(g, self.transform.n_coefficients(g, d))
         self.layout.check(self.quantizer.widths)
@@ -211,7 +218,7 @@ class LayerCodec:
         return self
 
     def side(self, slot: Slot) -> SideCodec:
-        """By name."""
+        """The side of the keys or that of the values."""
         return self.key if slot == "key" else self.value
 
     @property
@@ -298,6 +305,10 @@ class Codec:
                 raise ValueError(f"layer {index} is coded, and is {shape}")
             if (layer.exceptions is None) != (self.window.exceptions is None):
                 raise ValueError(f"layer {index}: its rule for exact tokens is not the window's")
+            try:
+                check_layers(self.window, {slot: layer.side(slot).quantizer for slot in SLOTS})
+            except ValueError as error:
+                raise ValueError(f"layer {index}: {error}") from error
             for slot, dim in zip(SLOTS, (shape.key_dim, shape.value_dim), strict=True):
                 try:
                     layer.side(slot).check(shape.n_kv_heads, dim)
@@ -325,7 +336,8 @@ class Codec:
         n = sum(self.model.layers[index].elements_per_token for index in self.layers)
         if n:
             sides = [layer.side(slot) for layer in self.layers.values() for slot in SLOTS]
-            said.append(f"codes of {8 * sum(side.layout.bytes_per_token for side in sides) / n:.2f} bits")
+            size = sum(side.layout.bytes_per_token * mean_share(self.window, side.quantizer) for side in sides)
+            said.append(f"codes of {8 * size / n:.2f} bits")
         if self.origin.n_tokens:
             said.append(f"{self.origin.n_tokens:,} calibration tokens")
         if self.card is not None and self.card.made.get("date"):
@@ -338,12 +350,12 @@ class Codec:
         if self.card is not None and self.card.codec != (mine := self.fingerprint()):
             raise ValueError(f"the report card is that of codec {self.card.codec}, this is {mine}; verify it anew")
         tensors: dict[str, Tensor] = {}
-        write_folder(Path(folder), FORMAT, VERSION, {"codec": dismantle(self, tensors)}, tensors)
+        write_folder(named_folder(folder), FORMAT, VERSION, {"codec": dismantle(self, tensors)}, tensors)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Codec":
         """Read an artifact, and log its report card; ValueError saying what is wrong with it."""
-        config, tensors = read_folder(Path(folder), FORMAT, *READ)
+        config, tensors = read_folder(named_folder(folder), FORMAT, *READ)
         made = _assembled(Path(folder), config.get("codec"), tensors)
         if not isinstance(made, cls):
             raise ValueError(f"{folder} holds a {type(made).__name__}, not a codec")

@@ -11,11 +11,13 @@ from typing import final
 import torch
 from torch import Tensor
 
+from karhunen.allocation.base import Allocation, RateCost
 from karhunen.codec import Codec, LayerCodec, Origin, SideCodec
 from karhunen.device import HOST, moved
 from karhunen.frames.rope_frame import join_heads
 from karhunen.metrics.base import costs_nothing
 from karhunen.quantizers.base import QuantizerData
+from karhunen.quantizers.embedded import Embedded, EmbeddedQuantizer
 from karhunen.recipe import Recipe, Side, unrotated
 from karhunen.statistics.gathered import LayerStatistics, Statistics
 from karhunen.statistics.identity import LayerShape, ModelIdentity
@@ -24,7 +26,7 @@ from karhunen.statistics.need import SLOTS, Need, Slot
 from karhunen.statistics.samples import Samples
 from karhunen.transforms.base import Transform, TransformData
 from karhunen.transforms.chain import transformed_moments
-from karhunen.values import dismantle
+from karhunen.values import dismantle, refuse_unless_a
 from karhunen.windows.small_norm import NormBelow
 
 Key = tuple[int, Slot]
@@ -67,6 +69,8 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     missing or zero in every layer, a size does not fit, the recipe's frame needs a rotation that the model does not
     have, or a fitted table would hold NaN or infinity.
     """
+    refuse_unless_a("recipe", recipe, Recipe, would="make one with karhunen.make")
+    refuse_unless_a("statistics", statistics, Statistics, would="karhunen.calibrate gives them")
     statistics = moved(statistics, HOST)
     left = reasons_left_exact(recipe, statistics.model)
     _refuse_missing_rotation(recipe, statistics)
@@ -82,11 +86,15 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     vectors = {key: _moments(job, means[key]) for key, job in jobs.items()}
     transforms = {key: _named(key, _fit_transform, job, vectors[key]) for key, job in jobs.items()}
     moments = {key: transformed_moments(vectors[key], transforms[key]) for key in jobs}
-    rates = _allocate(jobs, moments, {layer: _share_kept_exact(recipe, statistics.layers[layer]) for layer, _ in jobs})
+    rates = _base_rates(
+        jobs, moments, {layer: _share_kept_exact(recipe, statistics.layers[layer]) for layer, _ in jobs}
+    )
     sides = {
         key: _named(key, _fit_side, job, means[key], transforms[key], moments[key], rates[key])
         for key, job in jobs.items()
     }  # fmt: skip
+    for index in range(max((len(_layers(job)) for job in jobs.values()), default=0)):
+        sides |= _refined({key: job for key, job in jobs.items() if index < len(_layers(job))}, means, sides, index)
     for key, job in jobs.items():
         _named(key, _refuse_non_finite, job, sides[key], "fitted")
     layers = {
@@ -229,25 +237,67 @@ def _turned_means(job: _Job, mean: Tensor, positions: Tensor) -> Tensor:
     return (join_heads(turned) if frame.joined else turned)[0]
 
 
-def _allocate(
+def _base_rates(
     jobs: Mapping[Key, _Job], moments: Mapping[Key, Moments | None], exact: Mapping[int, float]
 ) -> dict[Key, Tensor]:
-    """Rates of every side; sides with an equal allocation share one call, so its scope may be the whole model. What the
-    share `exact` of a layer's tokens takes beside its codes is paid from the same budget."""
+    """Rates of every side. What the share `exact` of a layer's tokens takes beside its codes, and what the window
+    stores of a coded token, is paid from the same budget."""
+    for job in jobs.values():
+        if job.side.allocation.needs_spectrum:
+            job.statistics.get(job.about, Moments)
+    spectra = {key: _spectrum(moments[key], job) for key, job in jobs.items()}
+    costs = {key: _named(key, lambda job: job.side.quantizer.cost(job.size[1]), job) for key, job in jobs.items()}
+    costs = {
+        key: replace(
+            cost,
+            token_bits=cost.token_bits
+            + EXACT_BITS * exact[key[0]] * jobs[key].size[1]
+            + jobs[key].recipe.window.token_bits / (len(SLOTS) * jobs[key].size[0]),
+        )
+        for key, cost in costs.items()
+    }
+    return _allocate({key: job.side.allocation for key, job in jobs.items()}, spectra, costs)
+
+
+def _allocate(
+    allocations: Mapping[Key, Allocation], spectra: Mapping[Key, Tensor], costs: Mapping[Key, RateCost]
+) -> dict[Key, Tensor]:
+    """Sides with an equal allocation share one call, so its scope may be the whole model."""
     rates: dict[Key, Tensor] = {}
-    for allocation in {job.side.allocation for job in jobs.values()}:
-        mine = {key: job for key, job in jobs.items() if job.side.allocation == allocation}
-        if allocation.needs_spectrum:
-            for job in mine.values():
-                job.statistics.get(job.about, Moments)
-        spectra = {key: _spectrum(moments[key], job) for key, job in mine.items()}
-        costs = {key: _named(key, lambda job: job.side.quantizer.cost(job.size[1]), job) for key, job in mine.items()}
-        costs = {
-            key: replace(cost, token_bits=cost.token_bits + EXACT_BITS * exact[key[0]] * mine[key].size[1])
-            for key, cost in costs.items()
-        }
-        rates |= allocation.rates(spectra, costs)
+    for allocation in set(allocations.values()):
+        mine = [key for key in allocations if allocations[key] == allocation]
+        rates |= allocation.rates({key: spectra[key] for key in mine}, {key: costs[key] for key in mine})
     return rates
+
+
+def _layers(job: _Job) -> tuple[Allocation, ...]:
+    return job.side.quantizer.layers if isinstance(job.side.quantizer, Embedded) else ()
+
+
+def _refined(
+    jobs: Mapping[Key, _Job], means: Mapping[Key, Tensor | None], sides: Mapping[Key, SideCodec], index: int
+) -> dict[Key, SideCodec]:
+    """With layer `index` of embedded codes, whose rates are filled over what the layers before it leave. That is found
+    twice, so that it never lies in memory of all sides at once."""
+
+    def parts(key: Key) -> tuple[Embedded, EmbeddedQuantizer]:
+        spec, fitted = jobs[key].side.quantizer, sides[key].quantizer
+        assert isinstance(spec, Embedded) and isinstance(fitted, EmbeddedQuantizer), "only these have layers"
+        return spec, fitted
+
+    def rest(key: Key) -> Tensor:
+        spec, fitted = parts(key)
+        return spec.rest(fitted, _samples(jobs[key], means[key], sides[key].transform))
+
+    spectra = {key: rest(key).double().square().mean(1) for key in jobs}
+    costs = {key: jobs[key].side.quantizer.cost(jobs[key].size[1]) for key in jobs}
+    rates = _allocate({key: _layers(job)[index] for key, job in jobs.items()}, spectra, costs)
+    made: dict[Key, SideCodec] = {}
+    for key, job in jobs.items():
+        spec, fitted = parts(key)
+        quantizer = spec.refined(fitted, QuantizerData(rates[key], None, rest(key)))
+        made[key] = replace(sides[key], quantizer=quantizer, layout=job.side.packing.fit(quantizer.widths))
+    return made
 
 
 def _spectrum(moments: Moments | None, job: _Job) -> Tensor:

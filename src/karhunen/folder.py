@@ -51,6 +51,15 @@ def write_folder(
         raise ValueError(f"cannot write {folder}: {error}; what was there before is still whole") from error
 
 
+def named_folder(given: object) -> Path:
+    """The folder a caller names; TypeError or ValueError for what names none: nothing is not the current folder."""
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(f"folder is a {type(given).__name__}, not a path; give that of a folder")
+    if not str(given):
+        raise ValueError("the path is empty; give that of a folder, or `.` for the current one")
+    return Path(cast("str", given))
+
+
 def check_target(folder: Path, format_name: str) -> None:
     """ValueError if an artifact cannot be written there: ask before long work whose result goes into `folder`."""
     folder = folder.resolve()
@@ -190,6 +199,12 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise ValueError(f"it names {next(name for name in names if names.count(name) > 1)!r} twice")
     return made
+
+
+def format_of(folder: Path) -> str:
+    """Which artifact of ours a folder says it holds, such as karhunen-codec; empty if none."""
+    found = _format_of(folder)
+    return found if found.startswith(FORMATS) else ""
 
 
 def _format_of(folder: Path) -> str:

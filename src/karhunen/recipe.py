@@ -93,7 +93,7 @@ class Recipe:
                 )
 
     def side(self, slot: Slot) -> Side | None:
-        """By name."""
+        """The side of the keys or that of the values."""
         return self.key if slot == "key" else self.value
 
     def needs(self) -> frozenset[Need]:

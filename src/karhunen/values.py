@@ -145,6 +145,13 @@ def refuse_unless_whole(**given: object) -> None:
             raise ValueError(f"{name}={value!r} is not a whole number; give an integer")
 
 
+def refuse_unless_a(name: str, given: object, *kinds: type, would: str) -> None:
+    """TypeError, saying what would do, unless `given` is of one of the kinds."""
+    if not isinstance(given, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{name} is a {type(given).__name__}, not a {wanted}; {would}")
+
+
 def refuse_unless_declared(kind: type, given: Mapping[str, Any]) -> None:
     """ValueError, naming the field, unless every value is what the dataclass `kind` declares of its field."""
     hints = declared(kind)

@@ -89,14 +89,14 @@ def test_chats_and_data_sets_are_read() -> None:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "none": (None, "a NoneType is no calibration input; give text, a path"),
-    "a number": (3, "a int is no calibration input"),
+    "none": (None, "a NoneType cannot be calibrated on; give text, a path"),
+    "a number": (3, "a int cannot be calibrated on"),
     "no column": ({"words": [LETTERS]}, r"no column of text among \['words'\]"),
     "rows without a column": ([{"words": LETTERS}], r"no column of text among \['words'\]"),
     "floats": (torch.rand(2, 30), r"token ids are whole numbers, and these are torch\.float32"),
-    "a list of floats": ([[0.5, 1.5]], "a float stands among the token ids"),
+    "a list of floats": ([[0.5, 1.5]], "a float is among the token ids"),
     "three axes": (torch.zeros(1, 2, 30).long(), r"\[sequences, tokens\] or \[tokens\], not \(1, 2, 30\)"),
-    "text among ids": ([LETTERS, 3], "a int stands among the calibration texts"),
+    "text among ids": ([LETTERS, 3], "a int is among the calibration texts"),
     "nothing": ([], "the calibration text is empty"),
 }
 

@@ -152,7 +152,7 @@ def test_a_model_here_fits_what_it_was_told() -> None:
     calibrate(model, tokens, needs, memory=30_000_000, on_plan=lambda plan: told.append(plan.line()))
     assert len(told) == 1
     assert "30 MB free beside the weights); 1 sequence of up to 300 tokens at a time" in told[0]
-    with pytest.raises(ValueError, match="batch=0 is no number of sequences"):
+    with pytest.raises(ValueError, match="batch=0 is not a number of sequences"):
         calibrate(model, tokens, needs, batch=0)
 
 

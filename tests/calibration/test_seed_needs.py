@@ -73,7 +73,7 @@ def test_keys_behind_a_norm_are_refused_and_values_are_not(family: str) -> None:
     model = build(family)
     seen, _ = observe(model)
     rotary = detect_rotary(model)[0].key
-    with pytest.raises(ValueError, match=r"a norm stands in between, as in QK-norm models; use the KLT"):
+    with pytest.raises(ValueError, match=r"there is a norm in between, as in QK-norm models; use the KLT"):
         measure(projection_need(Need("moments", "key")), seen[0], rotary)
     assert isinstance(measure(projection_need(Need("moments", "value")), seen[0], None), Projection)
 

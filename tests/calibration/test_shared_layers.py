@@ -10,8 +10,9 @@ from tests.hf.test_capture import own_attention
 from tests.hf.tiny import build
 
 from karhunen.calibration.calibrate import calibrate
-from karhunen.hf.capture import Attention, Observation, routed_attention
+from karhunen.hf.capture import Attention, Observation
 from karhunen.hf.probe import inference
+from karhunen.hf.queries import showing
 from karhunen.statistics.gathered import Statistics
 from karhunen.statistics.moments import Moments
 from karhunen.statistics.need import Need
@@ -45,7 +46,7 @@ def read(family: str) -> dict[int, list[Observation]]:
         found.append(Observation(owner, key, value, at, torch.ones_like(at).bool(), attention, reader=index))
         return plain()
 
-    with inference(model), routed_attention(model, attend):
+    with inference(model), showing(model, attend):
         model(input_ids=ids(1, N_TOKENS, seed=0))
     return {layer: [seen for seen in found if seen.layer == layer] for layer in (0, 1)}
 

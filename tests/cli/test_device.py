@@ -71,7 +71,7 @@ def test_a_device_that_is_not_here_is_refused_before_any_work(
 def test_help_says_what_a_device_may_be(karhunen: Command, verb: str) -> None:
     said = " ".join(karhunen(verb, "--help").out.split())
     assert "cpu, cuda, cuda:1, mps" in said
-    assert ("the one to time" if verb == "bench" else "several with commas, or auto") in said
+    assert ("The device to time" if verb == "bench" else "several with commas, or auto") in said
 
 
 def test_bench_times_one_device_and_threads_are_of_the_cpu(karhunen: Command, device: FakeDevice) -> None:

@@ -104,11 +104,11 @@ def test_the_picture_has_a_line_for_each_rate() -> None:
         (["--memory", "lots"], ["'lots' is no size of memory"]),
         (["--bandwidth", "fast"], ["'fast' is no bandwidth"]),
         (["--memory", "24GB", "--reserve", "30GB"], ["leaves nothing"]),
-        (["--reserve", "105%"], ["'105%' is no share"]),
+        (["--reserve", "105%"], ["'105%' is not a share"]),
         (["--weights", "tiny"], ["'tiny' is neither a dtype"]),
         (["--cache-dtype", "bf16"], ["unknown dtype 'bf16'"]),
         (["--context", "0"], ["--context"]),
-        (["--ratio", "0.5"], ["no compression"]),
+        (["--ratio", "0.5"], ["is not a compression ratio"]),
         (["--recipe", "karhunnen"], ["did you mean karhunen"]),
         (["--plot", "plan.txt"], ["no kind of picture"]),
         (["--plot", "nowhere/plan.png"], ["there is no folder"]),
@@ -120,7 +120,7 @@ def test_wrong_usage_is_one_line(karhunen: Command, more: list[str], words: list
 
 
 def test_an_unknown_model_is_refused_with_those_there_are(karhunen: Command) -> None:
-    assert_refused(karhunen("plan", "lama-3"), "'lama-3' is no model of the table", "llama-3.1-8b")
+    assert_refused(karhunen("plan", "lama-3"), "'lama-3' is neither a model of the table", "llama-3.1-8b")
 
 
 def carded(codec_folder: Path, folder: Path, top1: float) -> Path:
@@ -169,3 +169,8 @@ def test_a_plan_that_is_not_the_models_fails_the_check(codec_folder: Path) -> No
     right, wrong = (ModelShape("m", "", "", (CacheLayer("full", h, 4, 12, 12),) * 2) for h in (2, 4))
     assert _planned_layers(right, codec).passed
     assert not _planned_layers(wrong, codec).passed
+
+
+@pytest.mark.parametrize("share", ["nan", "inf", "0", "-1"])
+def test_a_step_that_may_take_anything_is_refused(karhunen: Command, share: str) -> None:
+    assert_refused(karhunen("plan", "llama-3.1-8b", "--max-step", share), "above 0")

@@ -2,8 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tests.cli.conftest import Command, Finished
+
+from karhunen.evaluation.runner import Outcome
 
 SIZES = ["--prefill-tokens", 96, "--scored-tokens", 32, "--generated-tokens", 4]
 
@@ -51,6 +55,31 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line(karhunen: Command, mode
     assert karhunen("report", tmp_path / "none").code == 2
     assert karhunen("compare", "a", "b", "--results", tmp_path / "none").code == 2
     assert not (tmp_path / "r").exists()
+
+
+def test_with_several_jobs_only_they_read_the_weights(
+    karhunen: Command, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that starts them looks at the configuration alone, wherever the model is to lie."""
+    given: list[Any] = []
+
+    def plan(_: Any, load: Any, **settings: Any) -> Outcome:
+        given.append((load, settings["jobs"]))
+        return Outcome()
+
+    def read(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the weights are read")
+
+    monkeypatch.setattr("karhunen.evaluation.runner.evaluate", plan)
+    start = ["evaluate", "--model", model_folder, "--results", tmp_path / "r", "--jobs", 2]
+    with monkeypatch.context() as blocked:
+        blocked.setattr("transformers.AutoModelForCausalLM.from_pretrained", read)
+        karhunen(*start, "--recipe", "int4", "--recipe", "int8")
+    [(load, jobs)] = given
+    assert jobs == 2
+    model, tokenizer = load()
+    assert model.config.model_type == "llama"
+    assert len(tokenizer) == model.config.vocab_size
 
 
 def test_when_every_recipe_is_refused_the_exit_code_is_2(

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from tests.cli.conftest import Command
 from tests.cli.test_usage import assert_refused
@@ -58,6 +59,23 @@ def test_a_chat_goes_on_with_the_template_of_a_second_message(model_folder: Path
     ids = next_tokens(tokenizer, "hello")
     assert tokenizer.decode(ids[0]) == "<|user|>hello<|answer|>"
     assert tokenizer.decode(next_tokens(tokenizer, "hello", chat=False)[0]) == "hello"
+
+
+ENDING = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>!{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("so_far", "added"), [("An answer that was c", "</s>!"), ("One.</s>", "!"), ("One.</s>!", "")])
+def test_a_cut_answer_is_closed_before_the_next_message(so_far: str, added: str, model_folder: Path) -> None:
+    from karhunen.hf.conversation import next_tokens
+    from karhunen.hf.embedded import load
+
+    _, tokenizer = load(model_folder)
+    tokenizer.chat_template = ENDING
+    before = tokenizer(so_far, return_tensors="pt")["input_ids"]
+    assert tokenizer.decode(next_tokens(tokenizer, "hello", before=before)[0]) == f"{added}<user>hello</s>!<assistant>"
 
 
 def test_a_session_of_another_codec_or_model_or_no_session_is_refused(

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import save_tiny
+from tests.cli.metered import watched
 from tests.cli.terminal import ESCAPE, SOURCE, Shown, in_terminal, interrupted_in_terminal, read_to_end, run_in_terminal
 
 from karhunen.cli import run
 from karhunen.cli.screen import Screen, grid
 from karhunen.evaluation.composition import recipe_rows
+from karhunen.monitoring.exporter import CacheCollector, serve
+from karhunen.monitoring.meter import Meter
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:3|9)[0-7](?:;[0-9;]*)?m")
@@ -29,7 +32,7 @@ LENIENT = (
     "--max-kl-pages", "99", "--min-top1", "0", "--min-needles", "0", "--min-calls", "0", "--dry-run",
 )  # fmt: skip
 DRAWING = ("leaderboard", "report")  # these draw pictures, for seconds
-VERBS = (*LOADING, "inspect", "report", "compare", "doctor", "recipes", "plan", "prefix")
+VERBS = (*LOADING, "inspect", "report", "compare", "doctor", "recipes", "plan", "prefix", "watch")
 ENGINES = ("serve",)
 """Verbs that start an engine, which these tests have not: tests/serving."""
 WORKING = (*DRAWING, "verify", "demo", "evaluate")  # these take seconds: one width each, the other is a long test
@@ -58,8 +61,19 @@ def results(model: Path, text_file: Path, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+@pytest.fixture(scope="session")
+def exporter() -> Iterator[str]:
+    """The address of a process's series: two layers of a cache, metered."""
+    collector = CacheCollector(meter=Meter())
+    cache = watched(collector)
+    yield f"http://127.0.0.1:{serve(collector, 0)}/metrics"
+    cache.close()
+
+
 @pytest.fixture
-def command(model: Path, text_file: Path, codec: Path, results: Path, tmp_path: Path) -> Callable[[str], list[str]]:
+def command(
+    model: Path, text_file: Path, codec: Path, results: Path, exporter: str, tmp_path: Path
+) -> Callable[[str], list[str]]:
     """A verb with arguments that let it do its whole work on a tiny model."""
     of_model, text = ["--model", str(model)], ["--text", str(text_file)]
     out = ["-o", str(tmp_path / "out")]
@@ -81,6 +95,7 @@ def command(model: Path, text_file: Path, codec: Path, results: Path, tmp_path: 
         "recipes": [],
         "plan": ["gemma3-4b", "--memory", "24GiB", "--bandwidth", "1TB/s", "--recipe", "karhunen:bits=2"],
         "prefix": ["ls", "--store", str(tmp_path / "pages")],
+        "watch": [exporter, "--count", "2", "--every", "0.05"],
     }  # fmt: skip
     return lambda verb: [verb, *commands[verb]]
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -91,9 +92,34 @@ def test_a_temperature_is_0_or_more(karhunen: Command, value: str) -> None:
     assert_refused(done, "--temperature", repr(value), "0 or more")
 
 
+def takers_of_numbers() -> list[tuple[str, Any]]:
+    """Every option of every verb that takes a number with a fraction."""
+    group: Any = get_command(app)
+    return [
+        (verb, parameter)
+        for verb, command in group.commands.items()
+        for parameter in command.params
+        if "float" in str(get_type_hints(command.callback).get(parameter.name))
+    ]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e999"])
+@pytest.mark.parametrize(("verb", "parameter"), takers_of_numbers(), ids=lambda x: getattr(x, "name", x))
+def test_no_number_is_infinite_or_none(karhunen: Command, verb: str, parameter: Any, value: str) -> None:
+    command = get_command(app).commands[verb]  # type: ignore[attr-defined]
+    before = ["x"] if any(p.param_type_name == "argument" for p in command.params) else []
+    codec = ["--codec", "x"] if verb == "generate" else []
+    assert_refused(karhunen(verb, *before, *codec, parameter.opts[0], value), parameter.opts[0], repr(value))
+
+
+def test_the_numbers_with_fractions_are_all_of_them() -> None:
+    found = {(verb, parameter.name) for verb, parameter in takers_of_numbers()}
+    assert {("verify", "max_kl"), ("verify", "min_top1"), ("plan", "ratio"), ("bench", "bits")} <= found
+
+
 def test_help_says_which_top_p_holds(karhunen: Command) -> None:
     said = " ".join(karhunen("generate", "--help").out.split())
-    assert "--top-p FLOAT Above 0, at most 1; 1 keeps all tokens." in said
+    assert "--top-p FLOAT Above 0 and at most 1; 1 keeps all tokens." in said
 
 
 def test_a_wrong_usage_names_the_help_of_its_verb(karhunen: Command) -> None:
@@ -201,7 +227,7 @@ def test_numbers_that_are_none_are_refused_in_our_words(
     start = ["generate", "--codec", codec_folder, "--model", model_folder, "-p", "x"]
     assert_refused(karhunen(*start, "--seed", str(2**70)), "seed", "2^63")
     for bits in ("nan", "inf", "-1"):
-        assert_refused(karhunen("bench", "--bits", bits), f"--bits {bits}")
+        assert_refused(karhunen("bench", "--bits", bits), "--bits", f"'{bits}' is not a finite number above 0")
 
 
 def test_an_option_of_a_recipe_given_twice_is_refused(karhunen: Command, model_folder: Path, tmp_path: Path) -> None:
@@ -241,6 +267,34 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(
     (mine / "speed.png").unlink()
     assert before == {path: path.read_bytes() for folder in (mine, model_folder) for path in folder.iterdir()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 kB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_while_a_codec_is_written_is_one_line(
+    karhunen: Command, codec_folder: Path, model_folder: Path, text_file: Path, small_disk: Path
+) -> None:
+    """And what was written of it is gone again."""
+    measuring = ["--model", model_folder, "--text", text_file, "--max-tokens", 400, "--keep-statistics"]
+    for how in (["--statistics", codec_folder / "statistics"], measuring):
+        done = karhunen("calibrate", *how, "--recipe", "spectra:group=8", "-o", small_disk / "codec")
+        assert done.code == 2
+        assert_refused(done, f"cannot write {small_disk / 'codec'}", "No space left on device", "still whole")
+        assert not list(small_disk.iterdir())
 
 
 def test_statistics_stay_where_they_are_when_a_codec_is_fitted_beside_them(

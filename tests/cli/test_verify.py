@@ -12,6 +12,7 @@ from tests.cli.terminal import run_in_terminal
 from tests.cli.test_usage import assert_refused
 
 from karhunen.card import Gate, ReportCard
+from karhunen.evaluation.verify import Limits
 
 SMALL = ["--prefill-tokens", 120, "--scored-tokens", 40, "--documents", 2, "--seed", 1]
 
@@ -177,3 +178,10 @@ def test_a_card_in_one_line_names_what_failed_and_no_more() -> None:
     assert card.line == failed
     good = replace(card, gates=gates[::2])
     assert good.line == "verified on SmolLM2 (float32), 8.0 times smaller: 1 of 2 gates passed, 1 inconclusive"
+
+
+@pytest.mark.parametrize("name", ["kl", "kl_p999", "pages", "top1", "needles", "tool_calls"])
+def test_a_limit_that_is_no_number_is_refused(name: str) -> None:
+    """Nothing is above it, and every gate would pass."""
+    with pytest.raises(ValueError, match="nan"):
+        Limits(**{name: float("nan")})

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from karhunen.allocation.base import Allocation, RateCost
 from karhunen.allocation.uniform import Uniform
+from karhunen.allocation.water_filling import WaterFilling
 from karhunen.frames.rope_frame import join_heads
 from karhunen.metrics.base import Metric
 from karhunen.metrics.output import OutputMetric
@@ -22,6 +23,7 @@ from karhunen.metrics.query import QueryMetric
 from karhunen.metrics.relative import Relative
 from karhunen.packing.base import PackingSpec
 from karhunen.quantizers.base import Codes, Quantizer, QuantizerData, QuantizerSpec
+from karhunen.quantizers.byte_vq import ByteVQ
 from karhunen.recipe import recipe_kinds
 from karhunen.statistics.gathered import LayerStatistics, Statistics
 from karhunen.statistics.identity import LayerShape, ModelIdentity
@@ -35,9 +37,13 @@ from karhunen.transforms.rotations import Hadamard
 from karhunen.values import assemble, fingerprint, to_dict
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
+from karhunen.windows.refining import Refining
+from karhunen.windows.sink_recent import SinkRecent
 
 EXAMPLES: dict[str, Any] = {
     "ChainSpec": ChainSpec((Hadamard(), KLT())),
+    "Embedded": {"inner": ByteVQ(), "layers": (WaterFilling(1.0),)},
+    "Refining": Refining(SinkRecent(4, 64), 2, 0.5),
     "Relative": Relative(QueryMetric()),
     "Uniform": Uniform(3),
     "WaterFilling": {"bits": 3.0},

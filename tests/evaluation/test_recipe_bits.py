@@ -11,6 +11,7 @@ def test_every_recipe_is_listed_with_measured_bits() -> None:
     assert sorted(measured_bits()["bits"]) == names()
     assert all(row.measured_bits["all"] > 0 for row in recipe_rows())
     assert measured_bits()["provenance"]["commit"]
+    assert measured_bits()["what"].startswith("Synthetic vectors: ")
 
 
 @pytest.mark.parametrize("name", ["full", "fp8", "int4", "kivi", "kitty", "snapkv", "snapkv_int4", "streaming_llm"])
@@ -41,6 +42,12 @@ BY_HAND = {
     "turboquant_4bit": (4 + HALF / 64 + 4 + RANGE / 64) / 2,
     "turboquant_k3v4": (3 + HALF / 64 + 4 + RANGE / 64) / 2,
     "turboquant_3bit": (3 + HALF / 64 + 3 + RANGE / 64) / 2,
+    "int4_per_token_head": 4 + RANGE / 64,
+    "q8_0": 8 + HALF / 32,
+    "q4_0": 4 + HALF / 32,
+    "mlx": 4 + RANGE / 64,
+    "nvfp4": 4 + 8 / 16,
+    "mxfp4": 4 + 8 / 32,
     "polarquant": (8 * 4 + (4 + 2 + 1) * 2 + HALF) / 16,  # blocks of 16: 15 angles and a radius
     "polarquant_pairs": (4 + RANGE / 2 / 32 + 4 + RANGE / 32) / 2,  # a pair's radius has a range, its angle none
     "commvq": 2 + HALF / 64,

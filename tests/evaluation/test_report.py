@@ -1,6 +1,7 @@
 """One page, whether there is one result or five hundred; it asks nothing of a network."""
 
 import copy
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from karhunen import recipes
 from karhunen.evaluation import plots
 from karhunen.evaluation.compare import compare, select
+from karhunen.evaluation.page import chart_data
 from karhunen.evaluation.report import BEGIN, END, grouped, update_between_markers, write_report
 from karhunen.evaluation.result import Result
 from karhunen.evaluation.rows import COLUMNS, bits_per_element, markdown, row_of, rows_of
@@ -96,10 +98,24 @@ def test_five_hundred_results_make_a_page_of_a_few_megabytes(tmp_path: Path) -> 
 
 
 def test_names_from_outside_are_escaped(tmp_path: Path) -> None:
-    write_report([made_up("int4", 4, 0.1)], tmp_path)
+    result = made_up("int4", 4, 0.1)
+    result["configuration"]["text"] = "int4:</script><b>"
+    write_report([result], tmp_path)
     page = (tmp_path / "index.html").read_text()
+    assert "</script><b>" not in page
     assert "a &lt;machine&gt;" in page
     assert "<machine>" not in page
+
+
+def test_the_picture_of_the_page_knows_every_row() -> None:
+    result = made_up("karhunen", 2, 0.01)
+    found = json.loads(chart_data([row_of(result)]))
+    (point,) = found["rows"]
+    assert (point["bits"], point["kl"], point["changed"]) == (2, 0.01, pytest.approx(1 / 64))
+    assert point["id"] == result["fingerprint"]
+    assert point["bars"] == {"kl": pytest.approx([0.009, 0.011])}
+    assert "KL 0.0100 nats (0.0090 to 0.0110)" in point["says"]
+    assert found["looks"]["karhunen"]["marker"] == "*"
 
 
 def test_a_method_looks_the_same_everywhere_and_like_no_other() -> None:
@@ -185,7 +201,10 @@ def test_a_browser_opens_the_page_and_sorts_its_table(tmp_path: Path) -> None:
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser is None:
         pytest.skip(f"no browser on this machine; looked for {', '.join(BROWSERS)}")
-    write_report([made_up("int4", 4, 0.1), made_up("int2", 2, 0.3), made_up("int8", 8, 0.01)], tmp_path)
+    names = [name for name in recipes.names() if not name.startswith("int")][:12]
+    others = [made_up(name, 2, 0.02 * (1 + i), seed=9 + i) for i, name in enumerate(names)]
+    integers = [made_up("int4", 4, 0.1), made_up("int2", 2, 0.3, seed=1), made_up("int8", 8, 0.01, seed=2)]
+    write_report([*integers, *others], tmp_path)
     page = tmp_path / "index.html"
     click = "<script>document.querySelectorAll('table.sortable th')[3].click()</script></body>"
     page.write_text(page.read_text().replace("</body>", click))
@@ -196,6 +215,9 @@ def test_a_browser_opens_the_page_and_sorts_its_table(tmp_path: Path) -> None:
     assert 'aria-sort="ascending"' in done.stdout
     shown = re.findall(r"<td>(int\d):bits", done.stdout)
     assert shown == ["int8", "int4", "int2"], "least KL first"
+    named = re.findall(r'<text [^>]*data-recipe="(\w+)"', done.stdout)
+    assert sorted(named) == sorted(names[:10]), "ten at first, the least KL near two bits"
+    assert done.stdout.count('type="checkbox"') == len(names) + 3, "and a choice of all"
 
 
 def test_tokens_held_exact_beside_their_codes_count_with_both() -> None:

@@ -12,6 +12,7 @@ from tests.evaluation.conftest import codec_of
 from karhunen.evaluation.documents import SPLITS, Split, default_documents, file_documents
 from karhunen.evaluation.tasks import make_tasks
 from karhunen.evaluation.tasks.haystacks import hide
+from karhunen.evaluation.tasks.kinds import Kind
 from karhunen.evaluation.tasks.needles import Needles
 from karhunen.evaluation.tasks.questions import PreparedQuestions, Question
 from karhunen.evaluation.tasks.ruler import KINDS, Ruler
@@ -26,6 +27,9 @@ class Words:
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[str]]:
         return {"input_ids": text.split()}
+
+    def decode(self, ids: list[str]) -> str:
+        return "".join(f" {word}" for word in ids)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,6 +133,8 @@ def test_tasks_are_known_by_name(tmp_path: Path) -> None:
     assert make_tasks("ruler/vt@700") == (Ruler("vt", n_tokens=700),)
     assert [task.name for task in make_tasks("ruler@700")] == [f"ruler {kind} 700" for kind in KINDS]
     assert {task.kind for task in make_tasks("ruler")} <= set(KINDS) and make_tasks("ruler")
+    assert make_tasks("documents") == (Kind("documents"),)
+    assert make_tasks("chat@900,2000") == (Kind("chat", 900), Kind("chat", 2000))
     assert make_tasks("needles@500,900") == (Needles(lengths=(500, 900)),)
     file = tmp_path / "a.txt"
     file.write_text("words")

@@ -1,3 +1,5 @@
+from threading import Thread, get_ident
+
 import pytest
 import torch
 from tests.closeness import SUM, assert_near
@@ -6,6 +8,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from karhunen.hf.capture import Observation, capturing
+from karhunen.hf.gradients import ReadGradient, read_gradients
+from karhunen.hf.queries import register
 
 IDS = torch.randint(1, 99, (2, 24), generator=torch.Generator().manual_seed(1))
 
@@ -53,6 +57,8 @@ def test_what_is_seen_explains_the_output_of_the_attention(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_oss", "mla", "bloom", "gemma3n", "qwen3_next"])
 def test_capturing_changes_nothing_and_leaves_no_mark(family: str) -> None:
+    """On the model; the names of `hf.queries` stay known to transformers from their first use on."""
+    register()
     model = build(family)
     before = model.config._attn_implementation
     registries = AttentionInterface().valid_keys(), AttentionMaskInterface().valid_keys()
@@ -66,6 +72,7 @@ def test_capturing_changes_nothing_and_leaves_no_mark(family: str) -> None:
 
 
 def test_an_error_in_the_listener_leaves_no_mark() -> None:
+    register()
     model = build("llama").train()
     registry = AttentionInterface().valid_keys()
 
@@ -86,6 +93,58 @@ def test_two_captures_may_be_nested() -> None:
         run(IDS, None)
     assert [seen.layer for seen in inner] == [0, 1]
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_another_thread_runs_the_model_undisturbed_while_it_is_observed() -> None:
+    """Its forward falls into the middle of ours, forward and backward, and gives what it gives alone."""
+    model, ids = build("llama"), IDS[:1].repeat(1, 8)
+    with torch.no_grad():
+        expected = model(input_ids=IDS).logits
+    mine, found, seen = get_ident(), list[torch.Tensor](), list[int]()
+
+    def plain() -> None:
+        with torch.no_grad():
+            found.append(model(input_ids=IDS).logits)
+
+    def beside(*_: object) -> None:
+        if get_ident() == mine:
+            thread = Thread(target=plain)
+            thread.start()
+            thread.join()
+
+    handle = model.model.layers[1].register_forward_hook(beside)
+    read_gradients(model, ids[0], 0, lambda layer, _: seen.append(layer), near_tokens=16)
+    n_by_gradients = len(found)
+    with capturing(model, lambda one: seen.append(one.layer if one.attention else -1)) as run:
+        run(ids)
+    handle.remove()
+    assert seen == [1, 0, 0, 1]
+    assert 0 < n_by_gradients < len(found)
+    assert all(torch.equal(logits, expected) for logits in found)
+
+
+def test_layers_that_run_again_in_a_thread_of_pytorch_are_observed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, whose backward pass has a thread of its own."""
+    model, ids, seen = build("llama"), IDS[0].repeat(8), list[dict[int, ReadGradient]]()
+
+    def gradients() -> None:
+        found: dict[int, ReadGradient] = {}
+        read_gradients(model, ids, 0, found.__setitem__, near_tokens=16)
+        seen.append(found)
+
+    gradients()
+    own = torch.Tensor.backward
+
+    def elsewhere(self: torch.Tensor, *given: torch.Tensor) -> None:
+        thread = Thread(target=own, args=(self, *given))
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(torch.Tensor, "backward", elsewhere)
+    gradients()
+    here, there = seen
+    assert here.keys() == there.keys() == {0, 1}
+    assert all(torch.equal(here[i].by_key, there[i].by_key) and here[i].by_key.any() for i in here)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

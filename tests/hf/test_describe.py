@@ -85,7 +85,7 @@ def test_identity_tells_models_apart() -> None:
     assert config_hash(one.config) != config_hash(build("llama", rms_norm_eps=1e-3).config)
 
 
-@pytest.mark.parametrize("how", ["load_state_dict", "training", "another parameter"])
+@pytest.mark.parametrize("how", ["load_state_dict", "training", "another parameter", "data"])
 def test_a_model_that_was_written_to_is_another_one(how: str) -> None:
     model = build("llama")
     before = identity_of(model)
@@ -95,6 +95,8 @@ def test_a_model_that_was_written_to_is_another_one(how: str) -> None:
     elif how == "training":
         model(input_ids=torch.tensor([[3, 4, 5]]), labels=torch.tensor([[3, 4, 5]])).loss.backward()
         torch.optim.SGD(model.parameters(), lr=1.0).step()
+    elif how == "data":  # as adapters are merged
+        model.model.layers[1].self_attn.v_proj.weight.data.mul_(1.01)
     else:
         layer = model.model.layers[0].self_attn.k_proj
         layer.weight = torch.nn.Parameter(layer.weight.detach() + 1)

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from karhunen.calibration.gradients import measure_gradients
 from karhunen.hf import gradients
-from karhunen.hf.capture import Attention, routed_attention
+from karhunen.hf.capture import Attention
 from karhunen.hf.gradients import SINK_TOKENS, ReadGradient, read_gradients
 from karhunen.hf.probe import inference, updates
+from karhunen.hf.queries import showing
 from karhunen.hf.rotary import detect_rotary
 from karhunen.statistics.need import Need
 
@@ -66,7 +67,7 @@ def by_autograd(model: Any, ids: Tensor, alone: bool = False) -> dict[int, tuple
         return ((p * is_far) @ v_far + (p * ~is_far) @ v).transpose(1, 2), None
 
     head = model.get_output_embeddings()
-    with inference(model), torch.enable_grad(), routed_attention(model, attend):
+    with inference(model), torch.enable_grad(), showing(model, attend):
         hidden = gradients._hidden_states(model, head, ids)  # pyright: ignore[reportPrivateUsage]
         gradients._backward(model, head, hidden, seed=0)  # pyright: ignore[reportPrivateUsage]
     return {i: (cast("Tensor", k.grad), cast("Tensor", v.grad)) for i, (k, v) in leaves.items()}

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as tf
 from tests.closeness import assert_near
+from tests.fake_device import fake_device
 from tests.hf.tiny import SIZES, build
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from karhunen.hf.cache import CompressedCache
 from karhunen.hf.positions import left_padding
 from karhunen.hf.probe import cache_argument
 from karhunen.hf.suits import reads_distances
+from karhunen.store.positions import Offsets
 from karhunen.windows.sink_recent import SinkRecent
 
 
@@ -121,6 +123,25 @@ def test_positions_of_an_image_are_refused_by_a_codec_that_turns_keys() -> None:
         last_logits("qwen2_vl", cache, ids(60), position_ids=on_a_grid(60))
 
 
+def test_a_step_at_several_positions_is_refused_where_it_is_coded_at_one() -> None:
+    """On the host at once; on a device when the token is coded, so that no step asks it."""
+    step = torch.tensor([9, 3, 4]).view(3, 1, 1)
+    with pytest.raises(ValueError, match="tokens of an image stand at one position"):
+        left_padding(step, 20, turns=True)
+    assert left_padding(step, 20, turns=False) is None
+    with fake_device() as device:
+        alike = left_padding(torch.full((3, 1, 1), 9).to(device.device), 20, turns=True)
+        apart = left_padding(step.to(device.device), 20, turns=True)
+        assert alike is not None
+        assert apart is not None
+        n_waits = len(device.waits)
+        first, second = Offsets(alike), Offsets(apart)
+        assert len(device.waits) == n_waits
+        assert first.known.tolist() == [11]
+        with pytest.raises(ValueError, match="tokens of an image stand at one position"):
+            Offsets.ask([second])
+
+
 def test_positions_of_an_image_do_not_matter_to_keys_coded_as_they_are_cached() -> None:
     found: list[Tensor] = []
     for held in (CompressedCache(model_of("qwen2_vl"), codec("qwen2_vl", "int8")), tf.DynamicCache()):
@@ -147,7 +168,16 @@ def test_text_positions_on_several_axes_are_those_of_one(n_axes: int) -> None:
 
 @pytest.mark.parametrize(
     "positions",
-    [[0, 1, 2, 0, 1, 2], [0, 2, 4, 6, 8, 10], [0, 1, 2, 3, 3, 3], [5, 4, 3, 2, 1, 0], [7, 8, 9, 10, 11, 9]],
+    [
+        [0, 1, 2, 0, 1, 2],
+        [0, 2, 4, 6, 8, 10],
+        [0, 1, 2, 3, 3, 3],
+        [5, 4, 3, 2, 1, 0],
+        [7, 8, 9, 10, 11, 9],
+        [0, 0, 0, 0, 0, 5],
+        [1, 1, 1, 1, 5, 6],
+        [0, 0, 0, 0, 0, 2],
+    ],
 )
 def test_positions_that_do_not_rise_by_one_are_refused_by_a_codec_that_turns_keys(positions: list[int]) -> None:
     given = torch.tensor([positions])
@@ -161,6 +191,7 @@ def test_positions_that_do_not_rise_by_one_are_refused_by_a_codec_that_turns_key
 
 def test_padded_and_shifted_positions_are_served() -> None:
     assert padding(torch.tensor([[0, 0, 0, 1, 2], [1, 1, 0, 1, 2]]), 0) == [2, 2]
+    assert padding(torch.tensor([[0, 0, 0], [1, 1, 1]]), 0) == [2, 1]  # a part of the prompt that is padding alone
     assert padding(torch.tensor([7, 8, 9]), 5) == [-2]
     assert left_padding(None, 0, turns=True) is None
 

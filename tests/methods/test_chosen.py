@@ -291,7 +291,7 @@ def test_a_recipe_in_which_heads_cannot_keep_other_tokens_is_refused() -> None:
 
 @pytest.mark.parametrize("part", [0.0, 1.5])
 def test_a_share_that_is_none_is_refused(part: float) -> None:
-    with pytest.raises(ValueError, match="is no budget"):
+    with pytest.raises(ValueError, match="is not a budget"):
         Share(part)
 
 

@@ -175,7 +175,7 @@ def test_wrong_values_are_refused_when_they_are_made() -> None:
         (lambda: Machine(10, reserve_bytes=10), "leaves nothing"),
         (lambda: Work(context=0), "0 tokens"),
         (lambda: Work(cache_dtype="bf16"), "unknown dtype 'bf16'"),
-        (lambda: nominal(0.5, shape), "no compression"),
+        (lambda: nominal(0.5, shape), "not a compression ratio"),
         (lambda: CacheLayer("sliding"), "window of None"),
         (lambda: Weights(10, n_expert=11), "parameters of 10"),
         (lambda: Weights(10, n_experts=2, n_used=3), "3 of 2 experts"),

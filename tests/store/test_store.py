@@ -7,6 +7,7 @@ import torch
 from tests.closeness import SUM, assert_near
 from tests.synthetic import SMALL, cached, codec, statistics
 
+from karhunen.codec import Packed, SideCodec
 from karhunen.fitting import EXACT_RESERVE, fit
 from karhunen.recipes import make
 from karhunen.statistics.moments import Moments
@@ -137,6 +138,31 @@ def test_the_uncompressed_recipe_holds_the_dense_bytes_and_no_more() -> None:
         store.append(key[:, :, start : start + 10], value[:, :, start : start + 10])
     assert store.account().ratio == 1
     assert torch.equal(store.read()[0], key)
+
+
+def test_a_branch_decodes_nothing_that_was_decoded_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, (key, value) = codec("int4:recent=16"), cached(SMALL, 1, 120)
+    kept, plain = (LayerStore(made.layers[0], made.window, keep) for keep in (True, False))
+    for store in (kept, plain):
+        store.append(key[:, :, :80], value[:, :, :80])
+    before, n_before = kept.read(), kept.n_coded
+    decoded: list[int] = []
+
+    def counted(self: SideCodec, packed: Packed, positions: torch.Tensor) -> torch.Tensor:
+        decoded.append(positions.shape[-1])
+        return decode(self, packed, positions)
+
+    decode = SideCodec.decode
+    monkeypatch.setattr(SideCodec, "decode", counted)
+    branch = kept.branch()
+    assert all(torch.equal(a, b) for a, b in zip(branch.read(), before, strict=True))
+    assert not decoded
+    for store in (branch, plain):
+        store.append(key[:, :, 80:], value[:, :, 80:])
+    assert all(torch.equal(a, b) for a, b in zip(branch.read(), plain.read(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(kept.read(), before, strict=True)), "the branch went on by itself"
+    assert decoded[:2] == [branch.n_coded - n_before] * 2, "only what the branch coded, of keys and of values"
+    assert 0 < n_before < branch.n_coded
 
 
 @pytest.mark.parametrize("name", ["spectra", "kivi", "karhunen", "kvquant", "streaming_int4", "kvtc"])

@@ -181,7 +181,7 @@ def test_what_is_no_store_is_refused_at_once() -> None:
     source = "from karhunen.stores import Counted\ntry: Counted('pages')\nexcept TypeError as error: print(error)"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("'pages' is no store")
+    assert done.stdout.startswith("'pages' is not a store")
 
 
 def test_everything_is_counted() -> None:

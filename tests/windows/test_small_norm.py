@@ -164,3 +164,11 @@ def test_a_family_with_key_biases_takes_the_bits_asked_for_on_texts_it_has_not_s
 def test_a_rule_is_refused_when_it_is_made() -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         SmallNorm(fraction=1.5)
+
+
+def test_a_group_that_a_crop_has_cut_is_decided_on_first() -> None:
+    """Three tokens are left of a group of four: the last of it, then a whole group."""
+    rule = NormBelow("value", 1.0, share=0.25)
+    norms = torch.tensor([[5.0, 0.1, 5.0, 5.0, 0.2]])
+    exact = rule.named(norms, 4, n_before=3, kept_before=torch.tensor([0]))
+    assert exact.tolist() == [[False, True, False, False, True]]

@@ -7,7 +7,7 @@
 Working memory is that of one chunk and does not grow with the cache. `reference.attend` is the definition.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from karhunen.attention.frame_queries import LaidOut
-from karhunen.attention.reader import ByteSide, Reader
+from karhunen.attention.reader import ByteSide, Reader, bytes_of
+from karhunen.attention.refined import refined_attention
 from karhunen.codec import Packed, SideCodec
 from karhunen.device import answers, on_host
 from karhunen.kernels.byte_attention import CodedTokens, Partial, byte_attention, merge_partials
@@ -28,7 +29,7 @@ from karhunen.kernels.step_attention import step_attention
 from karhunen.quantizers.base import Codes
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.statistics.need import SLOTS, Slot
-from karhunen.store.exceptions import Exceptions, RowExceptions
+from karhunen.store.exceptions import RowExceptions
 from karhunen.store.snapshot import Snapshot
 
 CHUNK_TOKENS = 8192
@@ -57,12 +58,14 @@ def attend(
     mask: Shaped[Tensor, "b 1 m t"] | None = None,
     sinks: Float[Tensor, " q"] | None = None,
     over_coded: "OverCoded | None" = None,
+    on_log_sum: Callable[[Float[Tensor, "b q m"]], None] | None = None,
 ) -> Float[Tensor, "b q m e"]:
     """The newest `m` tokens, held exact, attend to all tokens held up to each of them.
 
     `mask` is additive, or true where a token is seen; it says all that is visible if given, and `over_coded` what is
     known of it already. `sinks` are learned logits that take a share of the softmax and give nothing. Kernels are those
-    of the query's device. NotReadableError where `refusal` gives a reason.
+    of the query's device. `on_log_sum` is told what weights are divided by: log Σ exp of all scores, sinks too.
+    NotReadableError where `refusal` gives a reason.
     """
     over_coded = OverCoded.of(held, mask) if over_coded is None else over_coded
     if reason := refusal(reader, held, over_coded):
@@ -78,7 +81,13 @@ def attend(
         coded = None if held.packed is None else _coded(reader, held, rows, scale, softcap, over_coded.terms)
         exact = _exact(held, extra, rows, m, scale, softcap, mask)
         whole = exact if coded is None else merge_partials([exact, _in_vectors(coded)])
+    if held.refined is not None and held.packed is not None:
+        terms = over_coded.terms
+        whole = merge_partials([whole, refined_attention(reader, held, rows, scale, softcap, terms)])
     out = whole.mean.reshape(b, n_heads, m, -1)
+    if on_log_sum is not None:
+        total = whole.log_sum.reshape(b, n_heads, m)
+        on_log_sum(total if sinks is None else torch.logaddexp(total, sinks.to(total.dtype)[:, None]))
     if sinks is not None:
         share = torch.sigmoid(whole.log_sum.reshape(b, n_heads, m) - sinks.to(rows.dtype)[:, None])
         out = out * share[..., None]
@@ -137,10 +146,9 @@ def _step(reader: Reader, held: Snapshot, extra: RowExceptions | None, rows: Ten
         runs = held.offsets(0, held.n_coded)
         if len(runs) == 1 and len(set(first := runs[0][2])) == 1:
             key, value = (_coded_tokens(packed[slot], _quantizer(reader, slot)) for slot in SLOTS)
-            excepted = held.exceptions
             return step_attention(
                 rows, key, value, reader.scan, pieces, maps.matrix, maps.offset, path=path, first_position=first[0],
-                scale=scale, hidden=None if excepted is None else excepted.places(slice(None), 0, held.n_coded),
+                scale=scale, hidden=held.apart(slice(None), 0, held.n_coded),
             )  # fmt: skip
     coded = None if packed is None else _coded(reader, held, rows, scale, None, None)
     return exact_attention(rows, pieces, coded, scale=scale, path=_path("exact_attention", rows))
@@ -209,7 +217,7 @@ def _coded(
     laid_out = reader.frames.lay_out(rows)
     parts: list[Partial] = []
     for start, stop, first in _chunks(held, reader.codec.granule_tokens):
-        visible = _visible(held.exceptions, held.batch, mask, start, stop)
+        visible = _visible(held, mask, start, stop)
         settings = {"scale": scale, "softcap": softcap}
         if len(set(first)) == 1:
             parts.append(_read(reader, held.packed, slice(None), start, stop, first[0], laid_out, visible, settings))
@@ -243,7 +251,6 @@ def _scanned(
     assert held.packed is not None and reader.to_vectors is not None, "something is coded"
     path = _path("scan_attention", rows)
     quantizers = [_quantizer(reader, slot) for slot in SLOTS]
-    excepted = held.exceptions
     parts: list[Partial] = []
     whole_runs = path != "naive"
     runs = held.offsets(0, held.n_coded) if whole_runs else _chunks(held, reader.codec.granule_tokens)
@@ -253,7 +260,7 @@ def _scanned(
         for r in [slice(None)] if whole else [slice(i, i + 1) for i in range(held.batch)]:
             sides = [_rows_of(held.packed[slot], r, start, stop, reader.codec.side(slot)) for slot in ("key", "value")]
             key, value = (_coded_tokens(p, q) for p, q in zip(sides, quantizers, strict=True))
-            hidden = None if excepted is None else excepted.places(r, start, stop)
+            hidden = held.apart(r, start, stop)
             by_row.append(
                 scan_attention(
                     rows[r], key, value, frames, path=path, first_position=first[r.start or 0], scale=scale,
@@ -267,7 +274,7 @@ def _scanned(
 
 
 def _quantizer(reader: Reader, slot: Slot) -> ByteQuantizer:
-    return cast("ByteQuantizer", reader.codec.side(slot).quantizer)
+    return cast("ByteQuantizer", bytes_of(reader.codec.side(slot)))
 
 
 def _coded_tokens(packed: Packed, quantizer: ByteQuantizer) -> CodedTokens:
@@ -291,15 +298,14 @@ def _chunks(held: Snapshot, granule: int) -> Iterator[tuple[int, int, list[int]]
 
 
 def _visible(
-    exceptions: Exceptions | None, batch: int, mask: Tensor | None, start: int, stop: int
+    held: Snapshot, mask: Tensor | None, start: int, stop: int
 ) -> Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None:
-    """The mask of one chunk, tokens that are read exact hidden."""
+    """The mask of one chunk, tokens that are read apart hidden."""
     here = None if mask is None else mask[:, start:stop]
-    if exceptions is None:
+    if (at := held.apart(slice(None), start, stop)) is None:
         return here
-    if (at := exceptions.places(slice(None), start, stop)) is None:
-        return here
-    here = torch.ones(batch, stop - start, dtype=torch.bool, device=at[0].device) if here is None else here.clone()
+    everything = torch.ones(held.batch, stop - start, dtype=torch.bool, device=at[0].device)
+    here = everything if here is None else here.clone()
     here[at[0].long(), at[1].long()] = False if here.dtype == torch.bool else -torch.inf
     return here
 

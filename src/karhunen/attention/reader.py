@@ -24,10 +24,13 @@ from karhunen.device import HOST, computes_float64, device_of, moved
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.paths import fastest
 from karhunen.kernels.scan_attention import Frames
+from karhunen.quantizers.base import Quantizer
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.quantizers.byte_vq import INDEX_BITS
+from karhunen.quantizers.embedded import EmbeddedQuantizer
 from karhunen.quantizers.gains import gain_levels
 from karhunen.quantizers.vector import VectorQuantizer
+from karhunen.statistics.need import SLOTS
 from karhunen.store.snapshot import Snapshot
 
 Mode = Literal["bytes", "coefficients", "decoded"]
@@ -51,7 +54,7 @@ class ByteSide:
     @classmethod
     def of(cls, side: SideCodec) -> "ByteSide | str":
         """None of it where the reason given stands in the way."""
-        quantizer = side.quantizer
+        quantizer = bytes_of(side)
         if not isinstance(quantizer, VectorQuantizer | ByteQuantizer):
             return f"{type(quantizer).__name__} has no codeword tables"
         if side.layout.pages is not None:
@@ -108,6 +111,8 @@ class Reader:
             return cls(codec, "coefficients", "; ".join(reasons), frames, to_vectors=to_vectors)
         if _scanned_alike(codec):
             return cls(codec, "bytes", "", frames, to_vectors=to_vectors, scan=scan_frames(codec.key, absorbed.key))
+        if any(isinstance(codec.side(slot).quantizer, EmbeddedQuantizer) for slot in SLOTS):
+            return cls(codec, "decoded", "layers of refinement are read where one scan reads the base of both sides")
         if frames.block_tokens is not None and frames.block_tokens < LEAST_FOLDED_TOKENS:
             reason = (
                 f"float tables are read by products with the query, made anew every {frames.block_tokens} tokens; "
@@ -140,12 +145,15 @@ class Reader:
         return f"bytes, {path} path ({reason})"
 
 
+def bytes_of(side: SideCodec) -> Quantizer:
+    """The quantizer of the bytes that every token has."""
+    return side.quantizer.base if isinstance(side.quantizer, EmbeddedQuantizer) else side.quantizer
+
+
 def _scanned_alike(codec: LayerCodec) -> bool:
     """Whether both sides are look-ups of one kind, which one scan reads."""
-    kinds = {
-        side.quantizer.lookups.index_bits if isinstance(side.quantizer, ByteQuantizer) else None
-        for side in (codec.key, codec.value)
-    }
+    sides = [bytes_of(side) for side in (codec.key, codec.value)]
+    kinds = {side.lookups.index_bits if isinstance(side, ByteQuantizer) else None for side in sides}
     return len(kinds) == 1 and kinds <= set(INDEX_BITS.values())
 
 

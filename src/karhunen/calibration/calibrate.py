@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from karhunen.calibration.checks import check_counts, check_differentiable, check_ids, check_seen
+from karhunen.calibration.checks import check_counts, check_differentiable, check_ids, check_seen, checked_needs
 from karhunen.calibration.free_memory import shared_free_bytes
 from karhunen.calibration.gathering import Gathering, Plan
 from karhunen.calibration.memory import HOST, MAX_SAMPLES, Work
@@ -76,11 +76,11 @@ def calibrate(
     were given other input or of which one failed; ConnectionError if one is gone.
     """
     if batch is not None and batch < 1:
-        raise ValueError(f"batch={batch} is no number of sequences; use 1 or more, or None to have it chosen")
+        raise ValueError(f"batch={batch} is not a number of sequences; use 1 or more, or None to have it chosen")
     with (processes or Processes.found()).connected() as channel:
         with channel.together():
             check_counts(max_tokens=max_tokens, min_tokens=min_tokens, sequence_tokens=sequence_tokens)
-            wanted = tuple(sorted(set(needs), key=repr))
+            wanted = checked_needs(needs)
             if any(need.kind == "gradients" for need in wanted):
                 check_differentiable(model)
             identity, rotaries = describe(model), detect_rotary(model)

@@ -10,10 +10,18 @@ from torch import Tensor, nn
 from karhunen.hf.gradients import refuse_gradients
 from karhunen.hf.suits import unseen_layers
 from karhunen.statistics.need import Kind, Need
-from karhunen.values import refuse_unless_whole
+from karhunen.values import refuse_unless_a, refuse_unless_whole
 
 OF_VECTORS: tuple[Kind, ...] = ("moments", "samples")
 """What the cache alone shows; all else takes attention that reads it as it is."""
+
+
+def checked_needs(needs: object) -> tuple[Need, ...]:
+    """Each once, in an order of their own; TypeError for what is no collection of needs, such as a recipe."""
+    found = tuple(cast("Iterable[Any]", needs)) if isinstance(needs, Iterable) else (needs,)
+    for need in found:
+        refuse_unless_a("each of `needs`", need, Need, would="give recipe.needs()")
+    return tuple(sorted(set(cast("tuple[Need, ...]", found)), key=repr))
 
 
 def check_counts(**given: int) -> None:
@@ -25,7 +33,7 @@ def check_counts(**given: int) -> None:
 
 
 def check_ids(model: nn.Module, pieces: Sequence[Int[Tensor, " _"]]) -> None:
-    """ValueError if a token id is none of the model's."""
+    """ValueError if the model does not know a token id."""
     table: Any = cast("Any", model).get_input_embeddings()
     n = int(getattr(table, "num_embeddings", 0) or 0)
     low, high = min(int(piece.min()) for piece in pieces), max(int(piece.max()) for piece in pieces)

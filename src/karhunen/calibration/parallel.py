@@ -38,7 +38,7 @@ class Processes:
             raise ValueError("there is no process group; call torch.distributed.init_process_group first")
         rank = dist.get_rank(group)
         if rank < 0:
-            raise ValueError("this process is no member of the group that is to calibrate")
+            raise ValueError("this process does not belong to the group that calibrates")
         return cls(rank, dist.get_world_size(group), group)
 
     @classmethod

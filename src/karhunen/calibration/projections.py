@@ -37,7 +37,7 @@ def measure_projection(need: Need, seen: Observation, attention: Attention, rota
     if not error <= TOLERANCE:
         raise ValueError(
             f"layer {seen.layer}: the cached {need.slot}s are not the hidden states times the projection (relative "
-            f"difference {error:.2g}): a norm stands in between, as in QK-norm models; "
+            f"difference {error:.2g}): there is a norm in between, as in QK-norm models; "
             "use the KLT of the cached vectors instead of a latent of the weights"
         )
     return found

@@ -91,7 +91,7 @@ def _items(given: Any) -> list[Any]:
         held = [given[column]] if isinstance(given[column], str) else list(given[column])
         return held if column == TEXT else [{column: item} for item in held]
     if not isinstance(given, Iterable):
-        raise ValueError(f"a {type(given).__name__} is no calibration input; {KINDS}")
+        raise ValueError(f"a {type(given).__name__} cannot be calibrated on; {KINDS}")
     items = list(cast("Iterable[Any]", given))
     if items and all(isinstance(item, Path) for item in items):
         return list(read_texts(items))
@@ -125,7 +125,7 @@ def _text(item: Any, tokenizer: Any) -> str:
             raise ValueError(f"there is no column of text among {list(row)}; {KINDS}")
         item = row[TEXT]
     if not isinstance(item, str):
-        raise ValueError(f"a {type(item).__name__} stands among the calibration texts; {KINDS}")
+        raise ValueError(f"a {type(item).__name__} is among the calibration texts; {KINDS}")
     return item
 
 
@@ -148,7 +148,7 @@ def _id_rows(given: Any) -> list[list[int]]:
             raise ValueError(f"token ids have the shape [sequences, tokens] or [tokens], not {tuple(ids.shape)}")
         return torch.atleast_2d(ids).tolist()
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
-        raise ValueError(f"a {type(given).__name__} stands among the token ids; {KINDS}")
+        raise ValueError(f"a {type(given).__name__} is among the token ids; {KINDS}")
     items = list(cast("Iterable[Any]", given))
     if items and all(_is_id(item) for item in items):
         return [[int(item) for item in items]]

@@ -23,6 +23,7 @@ from karhunen.cli.options import (
     Texts,
     not_negative,
     path,
+    positive,
     share,
     word,
 )
@@ -32,7 +33,7 @@ from karhunen.cli.scoring import scoring
 
 app = typer.Typer(
     name="karhunen",
-    help="KV-cache compression by transform coding: calibrate a model once, generate from coded keys and values.",
+    help="Make the KV cache of a language model smaller. Calibrate once, then generate with a compressed cache.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -78,7 +79,7 @@ def root(
         bool, typer.Option("--version", help="Print the version and leave.", callback=print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """KV-cache compression by transform coding: calibrate a model once, generate from coded keys and values."""
+    """Make the KV cache of a language model smaller. Calibrate once, then generate with a compressed cache."""
 
 
 @app.command()
@@ -89,9 +90,15 @@ def calibrate(
     model: Model = DEFAULT_MODEL,
     recipe: RecipeText = DEFAULT_RECIPE,
     text: Texts = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")] = 16384,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens to read.")] = 16384,
+    own_samples: Annotated[
+        int,
+        typer.Option(
+            "--own-samples", min=0, help="Tokens that the model writes itself, beside the text, such as 8192."
+        ),
+    ] = 0,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Keep progress in this folder and go on from it.", parser=path)
+        Path | None, typer.Option("--resume", help="Keep progress in this folder, and continue from it.", parser=path)
     ] = None,
     statistics: Annotated[
         Path | None, typer.Option("--statistics", help="Fit from saved statistics; no model is run.", parser=path)
@@ -101,15 +108,15 @@ def calibrate(
     ] = False,
     dtype: Dtype = "float32",
     device: Devices = DEFAULT_DEVICE,
-    sequence_tokens: Annotated[int, typer.Option("--sequence-tokens", min=64, help="Length of a sequence.")] = 2048,
+    sequence_tokens: Annotated[int, typer.Option("--sequence-tokens", min=64, help="Tokens of a sequence.")] = 2048,
     batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Sequences at a time; chosen by memory if not given.")
+        int | None, typer.Option("--batch", min=1, help="Sequences at a time; default: as memory allows.")
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option("--memory", help="Of each device, for the model and all else, such as 24GB.", parser=word),
+        typer.Option("--memory", help="Memory of each device, for the model and all else, such as 24GB.", parser=word),
     ] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Show what memory it takes, and load nothing.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show how much memory it takes; load nothing.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure a model on text and write the codec of a recipe. torchrun starts it in several processes."""
@@ -122,6 +129,7 @@ def calibrate(
             recipe_text=recipe,
             texts=tuple(text or ()),
             max_tokens=max_tokens,
+            own_samples=own_samples,
             resume=resume,
             saved=statistics,
             keep_statistics=keep_statistics,
@@ -146,42 +154,67 @@ def generate(
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", help="A file that holds the prompt.", parser=path)
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 256,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most tokens to write.")] = 256,
     temperature: Annotated[
         float,
-        typer.Option("--temperature", metavar="FLOAT", help="0 takes the likeliest token.", parser=not_negative),
+        typer.Option("--temperature", metavar="FLOAT", help="0 takes the most likely token.", parser=not_negative),
     ] = 0.0,
     top_p: Annotated[
         float,
-        typer.Option("--top-p", metavar="FLOAT", help="Above 0, at most 1; 1 keeps all tokens.", parser=share),
+        typer.Option("--top-p", metavar="FLOAT", help="Above 0 and at most 1; 1 keeps all tokens.", parser=share),
     ] = 1.0,
     top_k: Annotated[int, typer.Option("--top-k", min=0, help="0 keeps all tokens.")] = 0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of the sampling.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Do not wrap the prompt in the chat template.")] = False,
     attention: Annotated[
         str,
         typer.Option(
-            "--attention", help="karhunen reads the cache's bytes; sdpa or eager get them decoded.", parser=word
+            "--attention", help="karhunen reads the compressed bytes; sdpa or eager read decoded numbers.", parser=word
         ),
     ] = "karhunen",
     session: Annotated[
         Path | None,
-        typer.Option("--session", help="Keep the conversation in this folder and go on from it.", parser=path),
+        typer.Option("--session", help="Keep the conversation in this folder, and continue it.", parser=path),
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show bytes, bits and accuracy while it runs, on stderr; text comes after.")
+    ] = False,
     dtype: Dtype = "float32",
     device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> None:
-    """Continue a prompt from a compressed cache. Then say what the cache held."""
+    """Continue a prompt with a compressed cache. Then say what the cache held."""
     from karhunen.cli.generate import run
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
-    run(codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, attention, dtype, device, as_json, session)
+    run(
+        codec, model, prompt, prompt_file, max_new_tokens, sampling, raw, attention, dtype, device, as_json,
+        session=session, watch=watch,
+    )  # fmt: skip
+
+
+@app.command()
+def watch(
+    address: Annotated[
+        str, typer.Argument(metavar="URL", help="Of karhunen's exporter: http://127.0.0.1:9400/metrics.", parser=word)
+    ],
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", help="Between two looks.", parser=positive)
+    ] = 1.0,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="Look so often, then leave; default: until Ctrl-C.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What the caches of a running process hold. A dashboard that reads its exporter; lines where it is piped."""
+    from karhunen.cli.watch import run
+
+    run(address, every, count, as_json)
 
 
 @app.command()
 def inspect(codec: CodecFolder, as_json: Json = False) -> None:
-    """Composition, bit plan and byte account of a codec."""
+    """Show what a codec is made of. Choices, bits and bytes."""
     from karhunen.cli.inspect import run
 
     run(codec, as_json)
@@ -191,31 +224,47 @@ def inspect(codec: CodecFolder, as_json: Json = False) -> None:
 def bench(
     codec: Annotated[
         Path | None,
-        typer.Option("--codec", help="Time decode steps of this codec's model, not one made-up layer.", parser=path),
+        typer.Option(
+            "--codec", help="Time decode steps of this codec's model; default: one synthetic layer.", parser=path
+        ),
     ] = None,
     model: Model = DEFAULT_MODEL,
     shape: Annotated[
         list[str] | None,
         typer.Option("--shape", help="KV heads x query heads of each x head size; repeatable.", parser=word),
     ] = None,
-    tokens: Annotated[list[int] | None, typer.Option("--tokens", min=1, help="Length of context; repeatable.")] = None,
-    batch: Annotated[list[int] | None, typer.Option("--batch", min=1, help="Rows; repeatable; 1.")] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option("--tokens", min=1, help="Tokens in the cache; repeatable.")
+    ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option("--batch", min=1, help="Sequences at a time; repeatable; default: 1.")
+    ] = None,
     bits: Annotated[
-        list[float] | None, typer.Option("--bits", help="Bits per element of a made-up layer; repeatable; 2.")
+        list[float] | None,
+        typer.Option(
+            "--bits",
+            metavar="FLOAT",
+            parser=positive,
+            help="Bits per element of the synthetic layer; repeatable; default: 2.",
+        ),
     ] = None,
     tables: Annotated[
         list[str] | None,
-        typer.Option("--tables", help="free, overlapping or additive, of a made-up layer; free.", parser=word),
+        typer.Option(
+            "--tables", help="Tables of the synthetic layer: free (default), overlapping or additive.", parser=word
+        ),
     ] = None,
-    threads: Annotated[list[int] | None, typer.Option("--threads", min=1, help="Of the CPU; repeatable; 1.")] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option("--threads", min=1, help="CPU threads; repeatable; default: 1.")
+    ] = None,
     device: OneDevice = DEFAULT_DEVICE,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Every contender runs once a round.")] = 7,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Times that each contender runs.")] = 7,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for speed.json and speed.png.", parser=path)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Time attention from bytes beside the fastest dense one. Milliseconds, GB/s, speed-up, error."""
+    """Time attention from bytes against dense attention. Milliseconds, GB/s, speed-up, error."""
     from karhunen.cli.bench import Wanted, run
 
     run(
@@ -241,7 +290,7 @@ def doctor(
     online: Annotated[bool, typer.Option("--online", help="Also ask the configured package index.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What is here. Versions, devices, which fast paths are live, which embedded models."""
+    """Show what works here. Versions, devices, fast paths, embedded models."""
     from karhunen.cli.doctor import run
 
     run(online, as_json)
@@ -249,7 +298,7 @@ def doctor(
 
 @app.command()
 def recipes(as_json: Json = False) -> None:
-    """The recipes, their papers, axes and options."""
+    """List the recipes. Papers, choices, options and bits."""
     from karhunen.cli.recipes import run
 
     run(as_json)
@@ -259,16 +308,18 @@ def recipes(as_json: Json = False) -> None:
 def demo(
     model: Model = DEFAULT_MODEL,
     recipe: RecipeText = DEMO_RECIPE,
-    calibration_tokens: Annotated[int, typer.Option("--calibration-tokens", min=1)] = 8192,
+    calibration_tokens: Annotated[
+        int, typer.Option("--calibration-tokens", min=1, help="Tokens to calibrate on.")
+    ] = 8192,
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", min=1, help="Length of the document asked about.")
+        int, typer.Option("--prompt-tokens", min=1, help="Tokens of the document that the question is about.")
     ] = 4096,
-    scored_tokens: Annotated[int, typer.Option("--scored-tokens", min=1)] = 256,
+    scored_tokens: Annotated[int, typer.Option("--scored-tokens", min=1, help="Tokens to score.")] = 256,
     dtype: Dtype = "float32",
     device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> None:
-    """The whole job on a small model. Calibrate, answer a question on a long document, measure against dense."""
+    """Do the whole job on a small model. Calibrate, answer a question on a long document, measure the change."""
     from karhunen.cli.demo import run
 
     run(model, recipe, calibration_tokens, prompt_tokens, scored_tokens, dtype, device, as_json)
@@ -279,12 +330,14 @@ def fold(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the folded model is written.", parser=path)],
     model: Model = DEFAULT_MODEL,
     codec: Annotated[
-        Path | None, typer.Option("--codec", help="A codec of `spectra`: its ranks are taken.", parser=path)
+        Path | None, typer.Option("--codec", help="A codec of `spectra`, whose ranks are used.", parser=path)
     ] = None,
-    key_rank: Annotated[int | None, typer.Option("--key-rank", min=1, help="The same for every layer.")] = None,
-    value_rank: Annotated[int | None, typer.Option("--value-rank", min=1, help="The same for every layer.")] = None,
+    key_rank: Annotated[int | None, typer.Option("--key-rank", min=1, help="Rank of the keys in every layer.")] = None,
+    value_rank: Annotated[
+        int | None, typer.Option("--value-rank", min=1, help="Rank of the values in every layer.")
+    ] = None,
     correct_output: Annotated[
-        bool, typer.Option("--correct-output", help="Also fold in the output projection corrected for the codec.")
+        bool, typer.Option("--correct-output", help="Also correct the output projection for the codec.")
     ] = False,
     text: Texts = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to read at most.")] = 16384,
@@ -292,7 +345,7 @@ def fold(
     device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> None:
-    """Write a model that caches latents of keys and values. Its weights hold the way there and back."""
+    """Write a model that makes a smaller cache by itself. It caches latents of keys and values."""
     from karhunen.cli.fold import run
 
     texts = tuple(text or ())
@@ -307,7 +360,7 @@ def serve(
     ],
     codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.", parser=path)],
     others: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENT", help="The server's own arguments.", parser=word)
+        list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of vLLM's server.", parser=word)
     ] = None,
     store: StoreAddress = None,
     page_tokens: Annotated[
@@ -315,25 +368,32 @@ def serve(
     ] = None,
     recent_tokens: Annotated[
         int | None,
-        typer.Option("--recent-tokens", min=0, help="Read in any case, at a prompt's end; default: the codec's."),
+        typer.Option(
+            "--recent-tokens",
+            min=0,
+            help="Tokens at a prompt's end that are never restored; default: as many as the codec keeps exact.",
+        ),
     ] = None,
     max_store_bytes: Annotated[
-        int | None, typer.Option("--max-store-bytes", min=1, help="Of a folder; the least recently used go first.")
+        int | None,
+        typer.Option(
+            "--max-store-bytes",
+            min=1,
+            help="Largest size of a store that is a folder; the least recently used pages go first.",
+        ),
     ] = None,
     accuracy_every: Annotated[
         int | None,
-        typer.Option("--accuracy-every", min=0, help="Decode and compare one page in so many; default: none."),
+        typer.Option("--accuracy-every", min=0, help="Check one page in this many by decoding it; default: none."),
     ] = None,
     role: Annotated[
         str,
-        typer.Option(
-            "--role", help="both; prefill: pages are only stored; decode: pages are only loaded.", parser=word
-        ),
+        typer.Option("--role", help="prefill only stores pages, decode only loads them, both does both.", parser=word),
     ] = "both",
 ) -> None:
-    """vLLM's server, on 127.0.0.1, with prefixes in a store.
+    """Start vLLM's server with prefixes kept in a store.
 
-    It is the one that speaks OpenAI's protocol; other arguments are its own.
+    It listens on 127.0.0.1 and speaks OpenAI's protocol. Arguments that are not listed here go to vLLM.
     """
     from karhunen.cli.serve import run
 

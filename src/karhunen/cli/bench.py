@@ -41,7 +41,7 @@ def run(wanted: Wanted, output: Path | None, as_json: bool) -> None:
             "--codec times its own model at batch 1; leave --shape, --batch, --bits and --tables out, or --codec"
         )
     if wrong := [bits for bits in wanted.bits if not 0 < bits < float("inf")]:
-        raise ValueError(f"--bits {wrong[0]:g} is no number of bits per element; give one above 0")
+        raise ValueError(f"--bits {wrong[0]:g} is not a number of bits per element; give one above 0")
     for tables in wanted.tables:
         refuse_unless_one_of("--tables", tables, tuple(INDEX_BITS))
     import torch

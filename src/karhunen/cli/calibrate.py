@@ -11,6 +11,8 @@ from karhunen.cli.loading import fetching, load_model, torch_dtype
 from karhunen.cli.screen import Screen, grid, rounded
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from karhunen.calibration.memory_plan import MemoryPlan
     from karhunen.calibration.parallel import Channel, Processes
     from karhunen.calibration.placement import Placement
@@ -28,6 +30,7 @@ class Wanted:
     recipe_text: str
     texts: tuple[Path, ...]
     max_tokens: int
+    own_samples: int
     resume: Path | None
     saved: Path | None
     keep_statistics: bool
@@ -86,9 +89,10 @@ def _check(wanted: Wanted) -> None:
 
     torch_dtype(wanted.dtype)
     measures = wanted.texts or wanted.resume is not None or wanted.keep_statistics or wanted.plan
-    if wanted.saved is not None and measures:
+    if wanted.saved is not None and (measures or wanted.own_samples):
         raise ValueError(
-            "--statistics fits what was measured before; leave out --text, --resume, --keep-statistics and --plan"
+            "--statistics fits what was measured before; leave out --text, --own-samples, --resume, --keep-statistics "
+            "and --plan"
         )
     if wanted.plan:
         return
@@ -121,7 +125,7 @@ def _placed(screen: Screen, wanted: Wanted, recipe: "Recipe", channel: "Channel"
     with channel.together():
         with fetching(screen, f"looking at {Path(wanted.model_name).name}") as on_fetch:
             bare = skeleton(wanted.model_name, torch_dtype(wanted.dtype), on_fetch)
-        work = Work(tuple(recipe.needs()), (), wanted.max_tokens, wanted.sequence_tokens)
+        work = Work(tuple(recipe.needs()), (), wanted.max_tokens + wanted.own_samples, wanted.sequence_tokens)
         return place(bare, devices, work, free, wanted.batch)
 
 
@@ -133,9 +137,11 @@ def _measured(
     from karhunen.calibration.texts import calibration_text, read_texts
 
     with channel.together():
-        given = read_texts(wanted.texts) if wanted.texts else calibration_text()
+        given: Any = read_texts(wanted.texts) if wanted.texts else calibration_text()
         model, tokenizer = load_model(screen, wanted.model_name, wanted.dtype, placement.device_map)
         _check_suits(recipe, model)
+    if wanted.own_samples:
+        given = _with_own(screen, wanted, given, model, tokenizer, channel)
     many = f"; {channel.size} processes" if channel.size > 1 else ""
     with screen.progress("calibrating", "tokens") as advance:
         return calibrate(
@@ -143,7 +149,7 @@ def _measured(
             given,
             recipe.needs(),
             tokenizer,
-            max_tokens=wanted.max_tokens,
+            max_tokens=wanted.max_tokens + wanted.own_samples,
             sequence_tokens=wanted.sequence_tokens,
             batch=wanted.batch,
             memory=None if wanted.memory is None else bytes_of(wanted.memory),
@@ -154,14 +160,32 @@ def _measured(
         )
 
 
+def _with_own(
+    screen: Screen, wanted: Wanted, given: Any, model: Any, tokenizer: Any, channel: "Channel"
+) -> "list[Tensor]":
+    """Token ids of the text, and of what the model writes itself, by the first process for all of them."""
+    from karhunen.calibration.own_samples import own_samples
+    from karhunen.calibration.tokens import sequences
+    from karhunen.hf.probe import n_positions
+
+    found: list[Any] = []
+    with channel.together():
+        if channel.is_first:
+            with screen.progress("writing its own text", "tokens") as advance:
+                found = own_samples(model, tokenizer, wanted.own_samples, folder=wanted.resume, progress=advance)
+    with channel.together():
+        pieces = sequences(given, tokenizer, min(wanted.sequence_tokens, n_positions(model)), wanted.max_tokens, 2)
+    return [*pieces, *channel.from_first(found)]
+
+
 def _check_suits(recipe: "Recipe", model: Any) -> None:
     """ValueError if the recipe's window cannot serve the model, or none of its layers would be coded."""
     from karhunen.fitting import reasons_left_exact
     from karhunen.hf.describe import identity_of
     from karhunen.hf.suits import check_window
 
-    check_window(model, recipe.window)
     identity = identity_of(model)
+    check_window(model, recipe.window)
     left = reasons_left_exact(recipe, identity)
     if recipe.key is not None and len(left) == len(identity.layers):
         raise ValueError(

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from karhunen.cli.loading import DTYPES, load_model, placed
+from karhunen.cli.loading import DTYPES, fetching, load_model, placed, torch_dtype
 from karhunen.cli.screen import Screen, grid, rounded
 
 if TYPE_CHECKING:
@@ -65,8 +65,10 @@ def run_leaderboard(wanted: Wanted, output: Path, as_json: bool) -> int:
 def evaluate(screen: Screen, wanted: Wanted) -> "Outcome":
     """Everything that can be refused is refused before the model is loaded."""
     from karhunen.evaluation.runner import evaluate as run_plan
+    from karhunen.folder import check_writable
 
     plan = plan_of(wanted)
+    check_writable(plan.results)
     where = placed(screen, wanted.model, wanted.dtype, plan.devices)
     one = partial(load_model, screen, wanted.model, wanted.dtype, where)
     return run_plan(
@@ -145,12 +147,14 @@ def _harness(wanted: Wanted) -> "tuple[Task, ...]":
 
 
 def _loader(screen: Screen, wanted: Wanted, where: Any) -> Any:
-    import torch
-
+    """What each process loads, fetched once with its progress before they start. No weights are read here."""
     from karhunen.hf.embedded import load
+    from karhunen.hf.skeleton import skeleton
 
-    load_model(screen, wanted.model, wanted.dtype)  # fetched once, with its progress, before the processes start
-    return partial(load, wanted.model, dtype=getattr(torch, wanted.dtype), device_map=where)
+    dtype = torch_dtype(wanted.dtype)
+    with fetching(screen, f"looking at {Path(wanted.model).name}") as on_fetch:
+        skeleton(wanted.model, dtype, on_fetch)
+    return partial(load, wanted.model, dtype=dtype, device_map=where)
 
 
 def _window(text: str) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """`karhunen generate`: text as it comes, then what the cache held."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def run(
     device: str,
     as_json: bool,
     session: Path | None = None,
+    watch: bool = False,
 ) -> None:
     """Continue the prompt with the codec's cache, or the conversation that `session` holds."""
     if attention not in ATTENTIONS:
@@ -34,6 +36,7 @@ def run(
     devices = chosen(device)
     codec = Codec.from_pretrained(codec_folder)
     from karhunen.cli.account import account_table
+    from karhunen.cli.dashboard import Dashboard
     from karhunen.folder import check_target
     from karhunen.hf.attention import register
     from karhunen.hf.conversation import Resumed, converse
@@ -52,16 +55,21 @@ def run(
             screen.log("this codec has no report card: `karhunen verify` makes one")
         elif codec.card.passed:  # of one that is not good enough, loading has warned
             screen.log(codec.card.line)
+        dashboard = Dashboard(screen) if watch else None
         settings: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "sampling": sampling,
-            "on_text": screen.stream,
+            "on_text": screen.stream if dashboard is None else dashboard.text,
+            "on_cache": None if dashboard is None else dashboard.watch,
         }
         chat, resumed = False if raw else None, Resumed()
-        if session is None:
-            result = generate(model, tokenizer, prompt_tokens(tokenizer, text, chat=chat), codec, **settings)
-        else:
-            result, resumed = converse(model, tokenizer, text, codec, session, chat=chat, **settings)
+        with nullcontext() if dashboard is None else dashboard.running():
+            if session is None:
+                result = generate(model, tokenizer, prompt_tokens(tokenizer, text, chat=chat), codec, **settings)
+            else:
+                result, resumed = converse(model, tokenizer, text, codec, session, chat=chat, **settings)
+        if dashboard is not None:
+            screen.stream(result.text)
         report = result.report
         assert report is not None, "a codec makes a compressed cache"
         screen.say("\n")
@@ -100,6 +108,7 @@ def run(
                     "reading_seconds": resumed.reading_seconds,
                     "seconds_saved": resumed.seconds_saved,
                     "cache": report.to_dict(),
+                    **({} if dashboard is None else {"watched": dashboard.summary(report)}),
                 }
             )
         )

@@ -32,7 +32,7 @@ def run(folder: Path, as_json: bool) -> None:
 
 
 def document(found: "Anatomy") -> dict[str, Any]:
-    """JSON."""
+    """The same as plain values, ready for `json.dumps`."""
     return {
         "recipe": found.origin.recipe,
         "recipe_fingerprint": found.origin.recipe_fingerprint,

@@ -27,9 +27,19 @@ def share(given: str | float) -> float:
     return _number(given, "a number above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
+def from_0_to_1(given: str | float) -> float:
+    """A share that may be nothing or all."""
+    return _number(given, "a number from 0 to 1", lambda value: 0 <= value <= 1)
+
+
+def positive(given: str | float) -> float:
+    """A finite number above 0."""
+    return _number(given, "a finite number above 0", lambda value: 0 < value < inf)
+
+
 def not_negative(given: str | float) -> float:
     """A finite number of 0 or more."""
-    return _number(given, "a number of 0 or more", lambda value: 0 <= value < inf)
+    return _number(given, "a finite number of 0 or more", lambda value: 0 <= value < inf)
 
 
 def _number(given: str | float, wanted: str, fits: Callable[[float], bool]) -> float:
@@ -42,29 +52,27 @@ def _number(given: str | float, wanted: str, fits: Callable[[float], bool]) -> f
     return value
 
 
-Json = Annotated[bool, typer.Option("--json", help="Exactly one JSON document on stdout, nothing else.")]
-Model = Annotated[
-    str, typer.Option("--model", help="An embedded name, a local folder, or a model hub's id.", parser=word)
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Model = Annotated[str, typer.Option("--model", help="smollm2, gemma3-270m, a folder, or a hub id.", parser=word)]
 RecipeText = Annotated[
     str, typer.Option("--recipe", help="A recipe with options, such as spectra:bits=2.", parser=word)
 ]
 Texts = Annotated[
-    list[Path] | None, typer.Option("--text", help="A text file, or a folder of them; repeatable.", parser=path)
+    list[Path] | None, typer.Option("--text", help="A text file or a folder of text files; repeatable.", parser=path)
 ]
 Dtype = Annotated[
-    str, typer.Option("--dtype", help="What the model runs in: float32, bfloat16 or float16.", parser=word)
+    str, typer.Option("--dtype", help="Number format of the model: float32, bfloat16 or float16.", parser=word)
 ]
 Devices = Annotated[
     str,
     typer.Option(
         "--device",
-        help="cpu, cuda, cuda:1, mps, xpu; several with commas, or auto: spread over all there are.",
+        help="cpu, cuda, cuda:1, mps, xpu; several with commas, or auto for all there are.",
         parser=word,
     ),
 ]
 OneDevice = Annotated[
-    str, typer.Option("--device", help="cpu, cuda, cuda:1, mps or xpu: the one to time.", parser=word)
+    str, typer.Option("--device", help="The device to time: cpu, cuda, cuda:1, mps or xpu.", parser=word)
 ]
 CodecFolder = Annotated[
     Path, typer.Argument(metavar="DIR", help="A codec's folder, as `calibrate` writes it.", parser=path)

@@ -130,13 +130,15 @@ def shape_of(screen: Screen, name: str) -> ModelShape:
             raise ValueError(f"{file} is not JSON: {error}") from error
         if not isinstance(settings, dict):
             raise ValueError(f"{file} holds no settings; give a model's config.json")
-        return read_shape(settings, given.name, str(file))
+        return read_shape(settings, given.name, str(file), complete=False)
     if not given.exists() and "/" not in name:
         from karhunen.hf.model_sources import MODELS
 
         if name not in MODELS:
             known = ", ".join(table.names())
-            raise ValueError(f"{name!r} is no model of the table, no folder and no hub's id; the table has {known}")
+            raise ValueError(
+                f"{name!r} is neither a model of the table nor a folder nor a hub id; the table has {known}"
+            )
     from karhunen.hf.settings import settings_of
 
     with fetching(screen, f"looking at {given.name}") as on_fetch:
@@ -152,7 +154,7 @@ def _reserve(text: str, memory: int) -> int:
     except ValueError:
         share = -1.0
     if not 0 <= share < 1:
-        raise ValueError(f"--reserve {text!r} is no share of the memory; write it as 5%, or as a size such as 1.2GB")
+        raise ValueError(f"--reserve {text!r} is not a share of the memory; write it as 5%, or as a size such as 1.2GB")
     return int(share * memory)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from karhunen.cli.options import DEFAULT_DEVICE, Devices, Json, path, word
+from karhunen.cli.options import DEFAULT_DEVICE, Devices, Json, path, positive, word
 
 planning = typer.Typer()
 
@@ -21,25 +21,30 @@ def plan(
         ),
     ],
     memory: Annotated[
-        str | None, typer.Option("--memory", help="Of each device: 24GiB, 80GB (GB are 10^9 bytes).", parser=word)
+        str | None,
+        typer.Option("--memory", help="Memory of each device: 24GiB, 80GB (GB are 10^9 bytes).", parser=word),
     ] = None,
-    devices: Annotated[int, typer.Option("--devices", min=1, help="How many, all alike.")] = 1,
+    devices: Annotated[int, typer.Option("--devices", min=1, help="Number of devices, all alike.")] = 1,
     reserve: Annotated[
         str,
-        typer.Option("--reserve", help="Of each device left free: 5%, or a size such as 1.2GB.", parser=word),
+        typer.Option("--reserve", help="Memory of each device left free: 5%, or a size such as 1.2GB.", parser=word),
     ] = "5%",
     bandwidth: Annotated[
-        str | None, typer.Option("--bandwidth", help="Of each device's memory: 3.35TB/s.", parser=word)
+        str | None, typer.Option("--bandwidth", help="Memory bandwidth of each device: 3.35TB/s.", parser=word)
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option("--weights", help="Their dtype, or their size such as 16GB; default: as published.", parser=word),
+        typer.Option(
+            "--weights",
+            help="Number format of the weights, or their size such as 16GB; default: as published.",
+            parser=word,
+        ),
     ] = None,
     cache_dtype: Annotated[
-        str, typer.Option("--cache-dtype", help="Of the uncompressed cache and of exact tokens.", parser=word)
+        str, typer.Option("--cache-dtype", help="Number format of the uncompressed cache.", parser=word)
     ] = "bfloat16",
     context: Annotated[
-        int | None, typer.Option("--context", min=1, help="Tokens of a sequence; default: 32,768 if the model can.")
+        int | None, typer.Option("--context", min=1, help="Tokens of a sequence; default: 32,768 or the model's most.")
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Sequences at a time.")] = 1,
     recipe: Annotated[
@@ -52,28 +57,39 @@ def plan(
     ] = None,
     ratio: Annotated[
         list[float] | None,
-        typer.Option("--ratio", help="A nominal ratio to 16 bits, without an exact window; repeatable."),
+        typer.Option(
+            "--ratio",
+            metavar="FLOAT",
+            parser=positive,
+            help="Also plan a cache this many times smaller than 16 bits, without an exact window; repeatable.",
+        ),
     ] = None,
     calibration: Annotated[
-        bool, typer.Option("--calibration", help="Also what memory calibration takes; a few seconds.")
+        bool, typer.Option("--calibration", help="Also plan the memory of calibration; takes seconds.")
     ] = False,
     check: Annotated[
         Path | None,
-        typer.Option("--check", help="A codec's folder: run the model, and compare with the plan.", parser=path),
+        typer.Option("--check", help="A codec's folder: run the model and compare it with the plan.", parser=path),
     ] = None,
     check_tokens: Annotated[
-        int, typer.Option("--check-tokens", min=64, help="Of the cache that --check makes.")
+        int, typer.Option("--check-tokens", min=64, help="Tokens in the cache that --check makes.")
     ] = 2048,
     device: Devices = DEFAULT_DEVICE,
     max_step: Annotated[
-        float, typer.Option("--max-step", help="Times the fastest dense step that --check lets a step take.")
+        float,
+        typer.Option(
+            "--max-step",
+            metavar="FLOAT",
+            parser=positive,
+            help="Longest step that --check accepts, in times the fastest dense step.",
+        ),
     ] = 1.0,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="A picture of memory against context, PNG or SVG.", parser=path)
+        Path | None, typer.Option("--plot", help="Write a picture of memory against context, PNG or SVG.", parser=path)
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """What fits where. Cache bytes by layer kind, longest context, largest batch, floor of a step, advice."""
+    """Show what fits in memory. Cache bytes, longest context, largest batch, fastest possible step, advice."""
     from karhunen.cli.plan import Wanted, run
 
     return run(

@@ -17,14 +17,16 @@ prefix = typer.Typer(help="Manage a store of pages.", add_completion=False, rich
 StoreAddress = Annotated[
     str | None,
     typer.Option(
-        "--store", help="A folder, redis://host:6379/0, or an address of fsspec's; default: our own.", parser=word
+        "--store",
+        help="A folder, redis://host:6379/0, or an address of fsspec; default: ~/.cache/karhunen/pages.",
+        parser=word,
     ),
 ]
 
 
 @prefix.command()
 def ls(store: StoreAddress = None, as_json: Json = False) -> None:
-    """Pages by model and codec."""
+    """List pages by model and codec."""
     from rich.filesize import decimal
 
     from karhunen.cli.screen import Screen
@@ -45,10 +47,12 @@ def ls(store: StoreAddress = None, as_json: Json = False) -> None:
 
 @prefix.command()
 def rm(
-    fingerprint: Annotated[str, typer.Argument(help="Of a model, weights or a codec, as `ls` shows it.")] = "",
+    fingerprint: Annotated[
+        str, typer.Argument(help="Fingerprint of a model, weights or a codec, as `ls` shows it.")
+    ] = "",
     store: StoreAddress = None,
-    damaged: Annotated[bool, typer.Option("--damaged", help="Pages that cannot be read.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="All pages.")] = False,
+    damaged: Annotated[bool, typer.Option("--damaged", help="Remove pages that cannot be read.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all pages.")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove pages."""
@@ -70,12 +74,12 @@ def warm(
     codec: Annotated[Path, typer.Option("--codec", help="A codec's folder, as `calibrate` writes it.", parser=path)],
     model: Model,
     store: StoreAddress = None,
-    chat: Annotated[bool, typer.Option("--system", help="Each text is a system message of a chat.")] = False,
+    chat: Annotated[bool, typer.Option("--system", help="Take each text as a system message of a chat.")] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="The engine's.", parser=word)] = "auto",
-    max_model_len: Annotated[int | None, typer.Option("--max-model-len", help="The engine's.")] = None,
+    max_model_len: Annotated[int | None, typer.Option("--max-model-len", help="The engine's longest sequence.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Read prompts with vLLM once, so that their pages are there when somebody asks."""
+    """Read prompts with vLLM, to fill the store beforehand."""
     from karhunen.cli.screen import Screen
     from karhunen.serving.settings import ServingSettings
     from karhunen.serving.vllm.serve import default_store

@@ -13,7 +13,8 @@ def run(as_json: bool) -> None:
     screen = Screen(as_json)
     with screen.open():
         rows = recipe_rows()
-        table = grid("recipe", "source", "keys", "values", "options", "calibrated", "bits all / coded")
+        table = grid("recipe", "source", "keys", "values", "options", "calibrated", "bits all / coded, synthetic")
+        table.columns[0].no_wrap = True  # a name is copied from here
         for row in rows:
             options = ", ".join(f"{key}={value}" for key, value in row.options.items())
             called = "yes" if row.needs_calibration else "no"
@@ -24,7 +25,8 @@ def run(as_json: bool) -> None:
         found = measured_bits()
         commit = found["provenance"]["commit"]
         screen.say(
-            f"Bits per element: of {found['n_tokens']:,} tokens and of the coded ones, measured at commit {commit}."
+            f"Bits per element, of all {found['n_tokens']:,} tokens and of the coded ones: counted on synthetic "
+            f"vectors, drawn at random, at commit {commit}. `karhunen evaluate` measures a model's own."
         )
         measured = {key: found[key] for key in ("what", "n_tokens", "provenance")}
         screen.document(rounded({"recipes": [asdict(row) for row in rows], "measured": measured}))

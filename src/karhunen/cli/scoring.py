@@ -15,6 +15,8 @@ from karhunen.cli.options import (
     Json,
     Model,
     Texts,
+    from_0_to_1,
+    not_negative,
     path,
     word,
 )
@@ -27,12 +29,14 @@ Recipes = Annotated[
         "--recipe", help="A recipe, at all rates, or with options as written; repeatable; default: all.", parser=word
     ),
 ]
-Rates = Annotated[list[int] | None, typer.Option("--rate", help="About how many times smaller; repeatable: 4, 8, 12.")]
+Rates = Annotated[list[int] | None, typer.Option("--rate", help="Times smaller, about: 4, 8, 12 or 16; repeatable.")]
 ExactWindow = Annotated[
     str,
-    typer.Option("--window", help="SINKS,RECENT exact tokens for all recipes, or `own` for each its own.", parser=word),
+    typer.Option(
+        "--window", help="SINKS,RECENT: exact tokens for all recipes; `own`: as each recipe says.", parser=word
+    ),
 ]
-Results = Annotated[Path, typer.Option("--results", help="Folder of results; those that exist are kept.", parser=path)]
+Results = Annotated[Path, typer.Option("--results", help="Folder of results; existing results are kept.", parser=path)]
 SavedStatistics = Annotated[
     Path | None,
     typer.Option(
@@ -47,14 +51,14 @@ Prefill = Annotated[
 ]
 PrefillTokens = Annotated[int, typer.Option("--prefill-tokens", min=1, help="Context before the scored tokens.")]
 ScoredTokens = Annotated[int, typer.Option("--scored-tokens", min=2)]
-GeneratedTokens = Annotated[int, typer.Option("--generated-tokens", min=0, help="Of the free continuation; 0: none.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many documents or questions a task.")]
+GeneratedTokens = Annotated[int, typer.Option("--generated-tokens", min=0, help="Tokens to write freely; 0: none.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Most documents or questions of a task.")]
 Seed = Annotated[int, typer.Option("--seed", help="Chooses documents and questions.")]
-Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes; each holds a model and its dense runs.")]
+Jobs = Annotated[int, typer.Option("--jobs", min=1, help="Processes; each holds the model.")]
 CalibrationTokens = Annotated[
-    int, typer.Option("--calibration-tokens", min=1, help="Of text that statistics are measured on, once a model.")
+    int, typer.Option("--calibration-tokens", min=1, help="Tokens to calibrate on, if there are no statistics yet.")
 ]
-Redo = Annotated[bool, typer.Option("--redo", help="Run again what exists.")]
+Redo = Annotated[bool, typer.Option("--redo", help="Run again what has a result already.")]
 
 
 @scoring.command()
@@ -93,7 +97,7 @@ def evaluate(
     device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> int:
-    """Score recipes against the dense model. One JSON file per result; those that exist are kept."""
+    """Score recipes against the uncompressed model. One JSON file per result; existing results are kept."""
     from karhunen.cli.evaluate import Wanted, run
 
     sizes = (prefill, prefill_tokens, scored_tokens, generated_tokens)
@@ -109,24 +113,52 @@ def verify(
     codec: CodecFolder,
     model: Model = DEFAULT_MODEL,
     text: Texts = None,
-    max_kl: Annotated[float, typer.Option("--max-kl", min=0.0, help="Mean logit KL, nats.")] = 0.02,
-    max_kl_p999: Annotated[float, typer.Option("--max-kl-p999", min=0.0, help="Its 99.9th percentile.")] = 1.0,
+    max_kl: Annotated[
+        float, typer.Option("--max-kl", metavar="FLOAT", parser=not_negative, help="Mean logit KL, nats.")
+    ] = 0.02,
+    max_kl_p999: Annotated[
+        float,
+        typer.Option("--max-kl-p999", metavar="FLOAT", parser=not_negative, help="99.9th percentile of the KL, nats."),
+    ] = 1.0,
     max_kl_pages: Annotated[
-        float, typer.Option("--max-kl-pages", min=0.0, help="Mean KL after a prompt restored from pages.")
+        float,
+        typer.Option(
+            "--max-kl-pages", metavar="FLOAT", parser=not_negative, help="Mean KL after a prompt restored from pages."
+        ),
     ] = 0.05,
-    min_top1: Annotated[float, typer.Option("--min-top1", min=0.0, max=1.0, help="Same likeliest token.")] = 0.95,
+    min_top1: Annotated[
+        float,
+        typer.Option(
+            "--min-top1",
+            metavar="FLOAT",
+            parser=from_0_to_1,
+            help="Share of tokens whose most likely successor is the same.",
+        ),
+    ] = 0.95,
     min_needles: Annotated[
-        float, typer.Option("--min-needles", min=0.0, max=1.0, help="Of the facts that the dense model finds.")
+        float,
+        typer.Option(
+            "--min-needles",
+            metavar="FLOAT",
+            parser=from_0_to_1,
+            help="Share of the facts that the uncompressed model finds.",
+        ),
     ] = 0.9,
     min_calls: Annotated[
-        float, typer.Option("--min-calls", min=0.0, max=1.0, help="Of the tool calls that the dense model is sure of.")
+        float,
+        typer.Option(
+            "--min-calls",
+            metavar="FLOAT",
+            parser=from_0_to_1,
+            help="Share of the tool calls that the uncompressed model is sure of.",
+        ),
     ] = 0.9,
     prefill_tokens: PrefillTokens = 2560,
     scored_tokens: ScoredTokens = 384,
-    documents: Annotated[int, typer.Option("--documents", min=1, help="Texts to score at most.")] = 3,
+    documents: Annotated[int, typer.Option("--documents", min=1, help="Most texts to score.")] = 3,
     seed: Seed = 0,
     quick: Annotated[bool, typer.Option("--quick", help="One short text, six needles, eight tool calls.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave the codec as it is.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do not write the report card into the codec.")] = False,
     dtype: Dtype = "float32",
     device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
@@ -149,7 +181,7 @@ def leaderboard(
     results: Results = Path("results/leaderboard"),
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where the page goes; RESULTS/report if not given.", parser=path),
+        typer.Option("--output", "-o", help="Folder of the page; default: RESULTS/report.", parser=path),
     ] = None,
     statistics: SavedStatistics = None,
     prefill_tokens: PrefillTokens = 2048,
@@ -161,7 +193,7 @@ def leaderboard(
     device: Devices = DEFAULT_DEVICE,
     as_json: Json = False,
 ) -> int:
-    """All recipes at three rates on the test documents. Then page, pictures and table; goes on where it was stopped."""
+    """Score all recipes at three rates. Test documents, then the report; continues where it stopped."""
     from karhunen.cli.evaluate import Wanted, run_leaderboard
 
     chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, ("texts",))
@@ -183,7 +215,7 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """One offline HTML page, PNGs and a Markdown table of results."""
+    """Write results as one HTML page. It needs no network; pictures and a Markdown table beside it."""
     from karhunen.cli.report import run
 
     run(tuple(results), output, readme, as_json)
@@ -194,13 +226,11 @@ def compare(
     a: Annotated[
         str, typer.Argument(metavar="A", help="A recipe among the results, or a folder of results.", parser=word)
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other one.", parser=word)],
-    results: Annotated[
-        Path, typer.Option("--results", help="Where results of recipes are looked for.", parser=path)
-    ] = Path("results"),
+    b: Annotated[str, typer.Argument(metavar="B", help="Another recipe or folder.", parser=word)],
+    results: Annotated[Path, typer.Option("--results", help="Folder of results.", parser=path)] = Path("results"),
     as_json: Json = False,
 ) -> None:
-    """Which of two is better where. With the interval of the difference."""
+    """Compare two sets of results. Same documents; with the interval of the difference."""
     from karhunen.cli.compare import run
 
     run(a, b, results, as_json)

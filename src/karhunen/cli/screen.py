@@ -59,7 +59,7 @@ class Screen:
         """Text of the result as it comes, without a line's end. A terminal is shown control characters, not sent them:
         a model may make any."""
         if not self.as_json:
-            self.out.file.write(_shown(piece) if self.out.is_terminal else piece)
+            self.out.file.write(shown_text(piece) if self.out.is_terminal else piece)
             self.out.file.flush()
 
     def table(self, table: Table) -> None:
@@ -174,7 +174,7 @@ def _console(stream: Any) -> Console:
     return console
 
 
-def _shown(piece: str) -> str:
+def shown_text(piece: str) -> str:
     """Control characters as the symbols that stand for them; lines and tabs as they are."""
     return "".join(c if c in "\n\t" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in piece)
 

@@ -67,7 +67,7 @@ def card_table(card: "ReportCard") -> Any:
 
 
 def card_document(card: "ReportCard") -> dict[str, Any]:
-    """JSON."""
+    """The same as plain values, ready for `json.dumps`."""
     from dataclasses import asdict
 
     gates = [{**asdict(gate), "status": gate.status} for gate in card.gates]

@@ -7,6 +7,7 @@ the codec                 ─▶ what stays exact       ┘
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, final
 
 import torch
@@ -38,7 +39,7 @@ class Tolerance:
     step: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.bytes < 0 or self.step <= 0:
+        if not (0 <= self.bytes < inf and 0 < self.step < inf):
             raise ValueError(f"bytes={self.bytes}, step={self.step}: a share of 0 or more, and a ratio above 0")
 
 
@@ -173,7 +174,7 @@ def _few(at: list[int]) -> str:
 
 def first_tokens(tokenizer: Any, text: str, n_tokens: int) -> Int[Tensor, " t"]:
     """The beginning of a text; ValueError if it is shorter."""
-    ids: Tensor = tokenizer(text, return_tensors="pt")["input_ids"][0]
+    ids: Tensor = tokenizer(text, return_tensors="pt", truncation=False, verbose=False)["input_ids"][0]
     if len(ids) < n_tokens:
         raise ValueError(f"the text has {len(ids):,} tokens; {n_tokens:,} are wanted (--check-tokens)")
     return ids[:n_tokens].to(torch.int64)

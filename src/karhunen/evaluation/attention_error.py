@@ -62,8 +62,8 @@ def capture(model: nn.Module, tokens: Int[Tensor, " n"], n_queries: int = N_QUER
 
 def attention_errors(codec: Codec, captured: Mapping[int, Captured]) -> list[LayerError]:
     """Errors of every coded layer that was captured; none where a score chooses tokens, since no index then says which
-    queries see whom."""
-    if isinstance(codec.window, TopScored):
+    queries see whom, nor where the bytes of a token depend on queries."""
+    if isinstance(codec.window, TopScored) or codec.window.reads != "never":
         return []
     return [_error(i, codec, captured[i]) for i in sorted(codec.layers) if i in captured]
 

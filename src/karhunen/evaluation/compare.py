@@ -38,7 +38,7 @@ class Difference:
     winner: str
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """The same as plain values, ready for `json.dumps`."""
         return asdict(self)
 
 

@@ -22,11 +22,14 @@ from karhunen import recipes
 from karhunen.codec import Codec, Origin, SideCodec
 from karhunen.device import HOST
 from karhunen.quantizers.base import Codes, Quantizer
+from karhunen.quantizers.byte_quantizer import ByteQuantizer
 from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.recipe import Side
 from karhunen.statistics.identity import LayerShape, ModelIdentity
 from karhunen.statistics.need import SLOTS
 from karhunen.values import dismantle
+from karhunen.windows.base import Window
+from karhunen.windows.refining import mean_share
 
 AXES = ("frame", "metric", "transform", "allocation", "quantizer", "packing")
 MEASURED_TOKENS = 64
@@ -145,15 +148,17 @@ def recipe_rows() -> list[RecipeRow]:
 
 @cache
 def measured_bits() -> dict[str, Any]:
-    """Of every recipe at its default options: `bits`, and `what`, `n_tokens` and `provenance` of the measurement
-    (benchmarks/recipe_bits.py)."""
+    """Of every recipe at its default options, on synthetic vectors: `bits`, and `what`, `n_tokens` and `provenance` of
+    the measurement (benchmarks/recipe_bits.py)."""
     return json.loads(files("karhunen.evaluation").joinpath("recipe_bits.json").read_text(encoding="utf-8"))
 
 
 def anatomy(codec: Codec) -> Anatomy:
     """Take a codec apart."""
     sides = tuple(
-        _side(codec.model.layers[i], i, slot, layer.side(slot)) for i, layer in codec.layers.items() for slot in SLOTS
+        _side(codec.model.layers[i], i, slot, layer.side(slot), codec.window)
+        for i, layer in codec.layers.items()
+        for slot in SLOTS
     )
     return Anatomy(
         codec.model,
@@ -190,11 +195,11 @@ def coefficient_bits(quantizer: Quantizer, g: int, c: int) -> Float[Tensor, "g c
     bits = getattr(quantizer, "bits", None)
     if isinstance(bits, Tensor) and bits.shape == (g, c):
         return bits.double()
-    if isinstance(quantizer, VectorQuantizer):
-        shared = torch.zeros(g, c, dtype=torch.float64, device=quantizer.entries.device)
-        for plane in range(len(quantizer.widths)):
-            where = quantizer.plane_coordinates(plane)
-            shared[int(quantizer.plane_group[plane]), where] += quantizer.widths[plane] / len(where)
+    if isinstance(quantizer, VectorQuantizer | ByteQuantizer):
+        shared = torch.zeros(g, c, dtype=torch.float64, device=HOST)
+        planes = quantizer.coordinates.to(HOST).long().split(quantizer.plane_size.tolist())
+        for group, where, width in zip(quantizer.plane_group.tolist(), planes, quantizer.widths, strict=True):
+            shared[group, where] += width / len(where)
         return shared
     return torch.full((g, c), sum(quantizer.widths) / (g * c), dtype=torch.float64, device=HOST)
 
@@ -223,7 +228,7 @@ def _axes(side: Side | None) -> dict[str, str]:
     return {} if side is None else {axis: choice(getattr(side, axis)) for axis in AXES}
 
 
-def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec) -> SideAnatomy:
+def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec, window: Window) -> SideAnatomy:
     n_tokens = math.lcm(codec.quantizer.granule_tokens, MEASURED_TOKENS)
     d = shape.key_dim if slot == "key" else shape.value_dim
     generator = torch.Generator(HOST).manual_seed(0)
@@ -244,7 +249,7 @@ def _side(shape: LayerShape, layer: int, slot: str, codec: SideCodec) -> SideAna
         axes=axes,
         n_coefficients=c,
         bits=tuple(GroupBits(float(b.min()), float(b.mean()), float(b.max()), int((b > 0).sum())) for b in bits),
-        code_bytes_per_token=packed.planes.nbytes / n_tokens,
+        code_bytes_per_token=packed.planes.nbytes / n_tokens * mean_share(window, codec.quantizer),
         side_bytes_per_token=sum(t.nbytes for t in packed.side.values()) / n_tokens,
         table_bytes=_bytes_of(codec),
         transform_bytes=_bytes_of(codec.transform),

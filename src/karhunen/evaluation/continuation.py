@@ -46,7 +46,7 @@ class Agreement:
 
 
 def read_prompt(model: nn.Module, tokens: Int[Tensor, " n"]) -> Prompt:
-    """The exact prefill."""
+    """Read the prompt with an exact cache."""
     with inference(model):
         cache = dense_cache(model)
         return Prompt(tokens, cache, _next(model, tokens, cache))
@@ -81,6 +81,16 @@ def coded_text(
         return tokens, report
 
 
+def leaves_at(model: nn.Module, codec: Codec, prompt: Prompt, said: Sequence[int]) -> int | None:
+    """The first token of `said`, the dense model's greedy continuation, that greedy decoding from the coded prompt does
+    not choose; None if it says all of it. The text is read, not generated."""
+    with inference(model):
+        cache = coded_copy(model, codec, prompt.tokens, prompt.cache)
+        found = _leaves(model, cache, said)
+        cache.close()
+        return found
+
+
 def agreement(dense: Sequence[int], coded: Sequence[int]) -> Agreement:
     """Compare two continuations."""
     return Agreement(len(dense), tokens_until_divergence(dense, coded), rouge_l(dense, coded))
@@ -94,13 +104,18 @@ def stop_tokens(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _says(model: nn.Module, cache: Any, tokens: Sequence[int]) -> bool:
-    """Whether greedy decoding after the first of `tokens` chooses the others; a cache that has read the prompt reads
-    all but the last."""
+    return _leaves(model, cache, tokens) is None
+
+
+def _leaves(model: nn.Module, cache: Any, tokens: Sequence[int]) -> int | None:
+    """Which of `tokens` after the first greedy decoding does not choose; a cache that has read the prompt reads all but
+    the last."""
     given = torch.tensor(tokens, device=HOST)
     if len(given) < 2:
-        return True
+        return None
     before = _logits(model, given[:1], cache)[-1]
-    return bool((leads(model, cache, before, given[1:])[0] > 0).all())
+    wrong = (leads(model, cache, before, given[1:])[0] <= 0).nonzero().flatten().tolist()
+    return 1 + wrong[0] if wrong else None
 
 
 def _greedy(model: nn.Module, cache: Any, first: int, n_tokens: int, stop: Sequence[int]) -> list[int]:

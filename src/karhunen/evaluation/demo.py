@@ -58,7 +58,7 @@ class Demo:
         return float(self.score.agree.double().mean())
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """The same as plain values, ready for `json.dumps`."""
         report = self.coded.report
         assert report is not None, "the coded run has a compressed cache"
         return {

@@ -46,7 +46,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
-        """From `HxQxD`."""
+        """A shape as people write it, `8x4x128`: KV heads, query heads of each, head size."""
         parts = text.lower().split("x")
         if len(parts) != 3 or not all(part.isdigit() and int(part) > 0 for part in parts):
             raise ValueError(f"shape {text!r} is not HxQxD (KV heads, query heads of each, head size), as in 3x3x64")

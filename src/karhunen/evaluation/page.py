@@ -1,31 +1,57 @@
-"""The page's style and its few lines of script; both stand inside the page, which asks nothing of a network."""
+"""The page's style, its script, and the numbers that the script draws; all stand inside the page, which asks nothing of
+a network.
 
-CSS = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#111;background:#fff}
-h1,h2{line-height:1.2}section{margin-top:2.5rem}.note{color:#555;font-size:.85rem}
-table{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums;width:100%}
-th,td{padding:.2rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}
-th:first-child,td:first-child{text-align:left}
-.sortable th{cursor:pointer}th[aria-sort=ascending]::after{content:" ↑"}th[aria-sort=descending]::after{content:" ↓"}
-tbody tr:nth-child(even){background:#f6f6f6}figure{margin:1.2rem 0}img{max-width:100%}
-section:last-of-type td{white-space:normal;text-align:left}
-figcaption{color:#555;font-size:.85rem}
-@media print{body{max-width:none;margin:0;font-size:10pt}figure,tr{break-inside:avoid}h2{break-after:avoid}}
+rows ─▶ JSON ─▶ page.js: a picture with a name at each line, ten methods at first, a choice of more, points that show
+their row
 """
 
-SCRIPT = """
-for (const table of document.querySelectorAll('table.sortable')) {
-  [...table.tHead.rows[0].cells].forEach((head, i) => head.addEventListener('click', () => {
-    const up = head.getAttribute('aria-sort') !== 'ascending';
-    for (const other of table.tHead.rows[0].cells) other.removeAttribute('aria-sort');
-    head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
-    const key = row => { const t = row.cells[i].textContent, x = parseFloat(t); return isNaN(x) ? t : x; };
-    const sign = up ? 1 : -1;
-    const rows = [...table.tBodies[0].rows].sort((a, b) => {
-      const x = key(a), y = key(b);
-      return sign * (typeof x === 'number' && typeof y === 'number' ? x - y : String(x).localeCompare(String(y)));
-    });
-    table.tBodies[0].append(...rows);
-  }));
-}
-"""
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from karhunen.evaluation import plots
+from karhunen.evaluation.rows import Row
+
+
+def _file(name: str) -> str:
+    return files("karhunen.evaluation").joinpath(name).read_text(encoding="utf-8")
+
+
+CSS = _file("page.css")
+SCRIPT = _file("page.js")
+
+
+def chart_data(rows: Sequence[Row]) -> str:
+    """JSON for one section's picture, safe inside a script element: names come from files."""
+    recipes = dict.fromkeys(row.recipe for row in rows)
+    body: dict[str, Any] = {
+        "ours": plots.OURS,
+        "looks": {recipe: _look(recipe) for recipe in recipes},
+        "rows": [_point(row) for row in rows],
+    }
+    return json.dumps(body).replace("<", "\\u003c")
+
+
+def _look(recipe: str) -> dict[str, Any]:
+    look = plots.style(recipe)
+    return {"color": look["color"], "marker": look["marker"], "dashed": look["linestyle"] != "-"}
+
+
+def _point(row: Row) -> dict[str, Any]:
+    """What is drawn of a row, and what is said when it is pointed at."""
+    changed = None if row.top1 is None else 1 - row.top1
+    cells = dict(zip(("bits", "times", "kl", "kl_range", "top1", "top1_range"), row.cells()[3:9], strict=True))
+    says = [row.text, f"{cells['bits']} bits, {cells['times']} times smaller"]
+    if row.kl is not None:
+        says.append(f"KL {cells['kl']} nats" + (f" ({cells['kl_range']})" if cells["kl_range"] else ""))
+    if row.top1 is not None:
+        says.append(f"top-1 {cells['top1']}" + (f" ({cells['top1_range']})" if cells["top1_range"] else ""))
+    says.append(f"commit {row.commit}")
+    bars: dict[str, list[float]] = {}
+    if row.kl_low is not None and row.kl_high is not None:
+        bars["kl"] = [row.kl_low, row.kl_high]
+    if row.top1_low is not None and row.top1_high is not None:
+        bars["changed"] = [1 - row.top1_high, 1 - row.top1_low]
+    return {"id": row.fingerprint, "recipe": row.recipe, "bits": row.bits_per_element, "kl": row.kl, "changed": changed,
+            "bars": bars, "says": says}  # fmt: skip

@@ -27,7 +27,7 @@ class Provenance:
 
 
 def provenance() -> Provenance:
-    """Look around, now."""
+    """Commit, versions and machine as they are now."""
     where = f"{_processor()}, {os.cpu_count()} cores"
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return Provenance(_commit(), _versions(), where, torch.get_num_threads(), now)

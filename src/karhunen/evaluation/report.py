@@ -16,7 +16,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from karhunen.evaluation import plots
-from karhunen.evaluation.page import CSS, SCRIPT
+from karhunen.evaluation.page import CSS, SCRIPT, chart_data
 from karhunen.evaluation.result import Result
 from karhunen.evaluation.rows import COLUMNS, Row, bits_per_element, markdown, row_of, rows_of, task_names
 from karhunen.folder import check_writable
@@ -24,6 +24,7 @@ from karhunen.folder import check_writable
 BEGIN, END = "<!-- karhunen results: begin -->", "<!-- karhunen results: end -->"
 TITLE = "<title>karhunen results</title>"
 MAX_HEAT_MAPS = 4
+DRAWN_BY_SCRIPT = "-rate-distortion"
 SETTINGS: dict[Any, Any] = {"svg.hashsalt": "karhunen", "svg.fonttype": "path", "font.size": 9}
 NO_DATE = {"Date": None}
 
@@ -97,10 +98,11 @@ def page(results: Sequence[Result], sections: Sequence[str]) -> str:
     models = sorted({result["configuration"]["model"] for result in results})
     mixed = f"<p class=note>These results come from {len(commits)} commits.</p>" if len(commits) > 1 else ""
     return (
-        f"<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width, initial-scale=1'>"
         f"{TITLE}<style>{CSS}</style></head><body>"
         f"<h1>karhunen results</h1><p>{len(results)} results on {html.escape(', '.join(models))}. Rates are measured "
-        "from bytes held, all metadata included. A column's head sorts the table.</p>"
+        "from bytes held, all metadata included. A column's head sorts the table; a point shows its row.</p>"
         f"{mixed}{''.join(sections)}{_provenance(results)}<script>{SCRIPT}</script></body></html>\n"
     )
 
@@ -148,27 +150,38 @@ def _near_two_bits(results: Sequence[Result], names: Sequence[str]) -> list[Resu
 
 
 def _section(model: str, task: str, results: Sequence[Result], pictures: Sequence[Picture]) -> str:
-    images = "".join(
-        f"<figure><img alt='{html.escape(p.words, quote=True)}' src='data:image/svg+xml;base64,{_svg(p.figure)}'>"
-        f"<figcaption>{html.escape(p.words)}</figcaption></figure>"
-        for p in pictures
-    )
+    """Error against rate is drawn by the script; its picture stands in for browsers that run none."""
     rows = sorted((row_of(result) for result in results), key=lambda row: row.bits_per_element)
+    drawn = [picture for picture in pictures if picture.name.endswith(DRAWN_BY_SCRIPT)]
+    others = "".join(_figure(picture) for picture in pictures if picture not in drawn)
+    chart = "".join(
+        f"<div class=chart><script type='application/json'>{chart_data(rows)}</script>"
+        f"<noscript>{_figure(picture)}</noscript></div><p class=note>{html.escape(picture.words)}</p>"
+        for picture in drawn
+    )
     return (
         f"<section><h2>{html.escape(model)}: {html.escape(task)}</h2>"
-        f"<p class=note>{html.escape(plots.caption(results))}</p>{_table(rows)}{images}</section>"
+        f"<p class=note>{html.escape(plots.caption(results))}</p>{chart}{_table(rows)}{others}</section>"
+    )
+
+
+def _figure(picture: Picture) -> str:
+    return (
+        f"<figure><img alt='{html.escape(picture.words, quote=True)}' "
+        f"src='data:image/svg+xml;base64,{_svg(picture.figure)}'>"
+        f"<figcaption>{html.escape(picture.words)}</figcaption></figure>"
     )
 
 
 def _table(rows: Sequence[Row]) -> str:
     shown = [name for i, name in enumerate(COLUMNS) if any(row.cells()[i] for row in rows)][2:]
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in shown)
+    head = "".join(f"<th><button>{html.escape(name)}</button></th>" for name in shown)
     body = "".join(
-        "<tr>" + "".join(
+        f"<tr data-row='{html.escape(row.fingerprint, quote=True)}'>" + "".join(
             f"<td>{html.escape(cell)}</td>" for name, cell in zip(COLUMNS, row.cells(), strict=True) if name in shown
         ) + "</tr>" for row in rows
     )  # fmt: skip
-    return f"<table class=sortable><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div class=wide><table class=sortable><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _provenance(results: Sequence[Result]) -> str:
@@ -185,7 +198,8 @@ def _provenance(results: Sequence[Result]) -> str:
         for (commit, machine, threads, versions), dates in sorted(made.items())
     )
     head = "<th>commit</th><th>results</th><th>days</th><th>machine</th><th>versions</th>"
-    return f"<section><h2>Provenance</h2><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></section>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f"<section><h2>Provenance</h2><div class=wide>{table}</div></section>"
 
 
 def _svg(figure: Figure) -> str:

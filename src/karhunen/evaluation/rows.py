@@ -62,7 +62,7 @@ class Row:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """The same as plain values, ready for `json.dumps`."""
         return asdict(self)
 
 

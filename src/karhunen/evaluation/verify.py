@@ -9,6 +9,7 @@ Texts show what most tokens lose; needles and tool calls what a mean hides (one 
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -57,8 +58,8 @@ class Limits:
         shares = {"top1": self.top1, "needles": self.needles, "tool_calls": self.tool_calls}
         if wrong := [name for name, share in shares.items() if not 0 <= share <= 1]:
             raise ValueError(f"{wrong[0]}={shares[wrong[0]]} is not a share; use 0 to 1")
-        if min(self.kl, self.kl_p999, self.pages) < 0:
-            raise ValueError(f"kl={self.kl}, kl_p999={self.kl_p999}, pages={self.pages}: KL is 0 or more")
+        if not all(0 <= kl < math.inf for kl in (self.kl, self.kl_p999, self.pages)):
+            raise ValueError(f"kl={self.kl}, kl_p999={self.kl_p999}, pages={self.pages}: KL is a finite 0 or more")
 
 
 @final

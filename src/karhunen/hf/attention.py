@@ -29,6 +29,7 @@ from karhunen.hf.history import HistoryTensor
 from karhunen.hf.implementation import borrow
 from karhunen.hf.in_graph import Handed
 from karhunen.hf.probe import text_config, untraced
+from karhunen.windows.score import Queries
 
 NAME = "karhunen"
 
@@ -85,13 +86,21 @@ def _attention(
     """Where nothing is compiled."""
     if isinstance(key, HistoryTensor) and isinstance(value, HistoryTensor):
         reason = _refusal(module, query, key, value, attention_mask, arguments)
+        if key.history.on_query is not None:
+            key.history.on_query(query.detach(), _scale(query, arguments))
         if not reason:
             settings = (_sinks(module, arguments), _scale(query, arguments), arguments.get("softcap"))
             try:
                 return read_bytes(key.history, query.detach(), attention_mask, *settings), None
             except fused.NotReadableError as refused:
                 reason = refused.reason
+        history = key.history
         key, value = key.dense(reason), value.dense(reason)
+        if history.on_attended is not None:
+            asked = Queries(
+                query.detach(), _scale(query, arguments), arguments.get("softcap"), _sinks(module, arguments)
+            )
+            history.on_attended(asked, attention_mask, None)
     return _plain(module, query, key, value, attention_mask, arguments)
 
 

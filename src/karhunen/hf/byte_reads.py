@@ -7,6 +7,7 @@ from torch import Tensor
 from karhunen.attention import fused
 from karhunen.attention.reference import merge, weighted
 from karhunen.hf.history import History, HistoryTensor
+from karhunen.windows.score import Queries
 
 
 def read_bytes(
@@ -18,11 +19,14 @@ def read_bytes(
     softcap: float | None,
 ) -> Float[Tensor, "b m q e"]:
     """Attention from the bytes of a layer; fused.NotReadableError, with the reason, where they do not serve."""
+    told: list[Tensor] = []
     out = fused.attend(
         history.reader, history.snapshot, query, scale=scale, softcap=softcap, mask=mask, sinks=sinks,
-        over_coded=history.over_coded(mask),
+        over_coded=history.over_coded(mask), on_log_sum=told.append if history.on_attended else None,
     )  # fmt: skip
     history.on_read(history.reader.description)
+    if history.on_attended is not None:
+        history.on_attended(Queries(query, scale, softcap, sinks), mask, told[0])
     return out.transpose(1, 2).contiguous()
 
 
@@ -41,7 +45,10 @@ def attention_to(
         try:
             return read_bytes(key.history, query, mask, sinks, scale, softcap)
         except fused.NotReadableError as refused:
+            history = key.history
             key, value = key.dense(refused.reason), value.dense(refused.reason)
+            if history.on_attended is not None:
+                history.on_attended(Queries(query, scale, softcap, sinks), mask, None)
     return _to_decoded(query, key, value, mask, sinks, scale, softcap).transpose(1, 2).contiguous()
 
 

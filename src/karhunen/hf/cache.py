@@ -23,8 +23,8 @@ from karhunen.codec import Codec, LayerCodec
 from karhunen.device import HOST
 from karhunen.hf.attention import NAME, register
 from karhunen.hf.describe import identity_of
-from karhunen.hf.history import History, HistoryTensor, Masks
-from karhunen.hf.hooks import before_forward
+from karhunen.hf.history import History, HistoryTensor, Masks, OnQuery
+from karhunen.hf.hooks import after_forward, before_forward
 from karhunen.hf.in_graph import (
     InGraph,
     Mode,
@@ -37,12 +37,14 @@ from karhunen.hf.in_graph import (
 from karhunen.hf.positions import left_padding
 from karhunen.hf.probe import decoder_of, text_config, uncompiled, untraced
 from karhunen.hf.queries import show_queries
+from karhunen.hf.shrinking import check_max_bytes, keep_within, shrink
 from karhunen.hf.suits import check_window
 from karhunen.statistics.need import SLOTS
 from karhunen.store.account import Account
 from karhunen.store.layer_store import LayerStore
 from karhunen.store.positions import Offsets
 from karhunen.store.report import LayerReport, Report
+from karhunen.values import refuse_unless_a
 from karhunen.windows.base import Window
 from karhunen.windows.score import Queries
 
@@ -91,6 +93,7 @@ class CompressedLayer(DynamicLayer):
         self.is_initialized = False
         self.transient_bytes = 0
         self.how_read = ""
+        self.on_query: OnQuery | None = None  # whoever looks at queries that read bytes
         self.graph = InGraph()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -115,7 +118,8 @@ class CompressedLayer(DynamicLayer):
         key, value = key_states, value_states
         if not was_empty:
             key, value = self._history(key_states.dtype)
-        if not self.reads_queries:
+        waits = isinstance(key, HistoryTensor) and key.history.on_attended is not None
+        if not waits and not self.reads_queries:
             self.store.flush()
         return key, value
 
@@ -124,27 +128,42 @@ class CompressedLayer(DynamicLayer):
         mode: Mode = "python"
         if in_graph and self.store.selection is None:
             mode = "dense" if self.store.n_tokens else "first"
-            if self.offsets.reads_bytes and self.store.n_coded and self.store.codec is not None:
-                reader = reader_of(self.store.codec, self.store.snapshot())
-                mode = "bytes" if reader.mode != "decoded" else mode
+            mode = "bytes" if self._is_read_from_bytes else mode
         self.graph.begin(self, mode)
 
     @property
+    def _is_read_from_bytes(self) -> bool:
+        """Whether the running forward's attention is handed bytes."""
+        if not (self.offsets.reads_bytes and self.store.n_coded and self.store.codec is not None):
+            return False
+        return reader_of(self.store.codec, self.store.snapshot()).mode != "decoded"
+
+    @property
     def reads_queries(self) -> bool:
-        """Whether the window waits for the queries of the running forward (`hf.queries` shows them)."""
-        return self.store.selection is not None and self.store.selection.reads_now
+        """Whether the window waits for the queries of the running forward (`hf.queries` shows them); not where they
+        read bytes, since that tells what they paid."""
+        return self.store.waits_for_queries and not (self.store.observed is not None and self._is_read_from_bytes)
 
     def attended(self, queries: Queries, key: Tensor) -> None:
         """The queries of the tokens just added have read `key`, all tokens held."""
-        if self.store.selection is not None:
-            self.store.selection.observe(queries, key)
+        self.store.observe(queries, key)
+        self.store.flush()
+
+    def _attended_bytes(self, queries: Queries, mask: Tensor | None, log_sum: Tensor | None) -> None:
+        """The same, from bytes; without a `log_sum` they had to be decoded."""
+        if log_sum is None:
+            self.store.observe(queries, self.store.read()[0])
+        else:
+            self.store.observe_exact(queries, log_sum, mask)
         self.store.flush()
 
     def _history(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """All tokens, to be read from bytes where that can be, else decoded."""
         codec, held = self.store.codec, self.store.snapshot()
         if self.offsets.reads_bytes and codec is not None and held.n_coded:
-            history = History(reader_of(codec, held), held, self._note_read, self._note_dense, self.offsets.masks)
+            attended = self._attended_bytes if self.store.observed is not None else None
+            told = (self._note_read, self._note_dense, self.offsets.masks, attended, self.on_query)
+            history = History(reader_of(codec, held), held, *told)
             if history.reader.mode != "decoded":
                 return HistoryTensor(history, "key", dtype), HistoryTensor(history, "value", dtype)
             self._note_read(history.reader.description)
@@ -206,21 +225,35 @@ class CompressedLayer(DynamicLayer):
     def crop(self, tokens_to_remove: int | Tensor) -> None:
         """Remove that many tokens from the end if negative; if positive, keep that many (transformers before 5.20)."""
         count, n = int(tokens_to_remove), self.store.n_tokens  # assisted decoding counts in tensors
+        if count != tokens_to_remove or count < -n:
+            raise ValueError(f"a cache of {n} tokens is not cropped by {tokens_to_remove}; give a whole number")
         self.store.crop(n + count if count <= 0 else count)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows in the order of `beam_idx`."""
-        self.store.select(beam_idx)
+        self._select(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows; a boolean mask works too."""
-        indices = indices.nonzero().squeeze(-1) if indices.dtype == torch.bool else indices
-        self.store.select(indices)
+        if indices.dtype == torch.bool:
+            if self.store.n_tokens and len(indices) != self.batch_size:
+                raise ValueError(f"a mask of {len(indices)} rows is not one of a cache of {self.batch_size} rows")
+            indices = indices.nonzero().squeeze(-1)
+        self._select(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times, side by side."""
+        if repeats < 1:
+            raise ValueError(f"rows are not repeated {repeats} times; use 1 or more")
         if self.store.n_tokens:
             self.store.select(torch.arange(self.batch_size, device=HOST).repeat_interleave(repeats))
+
+    def _select(self, rows: Tensor) -> None:
+        rows = rows.to(HOST)
+        n = self.batch_size
+        if n >= 0 and rows.numel() and (rows.is_floating_point() or not 0 <= int(rows.min()) <= int(rows.max()) < n):
+            raise ValueError(f"rows {rows.tolist()} are not among the {n} rows held; count from 0 to {n - 1}")
+        self.store.select(rows)
 
     def offload(self) -> None:
         """Refused: coded bytes stay where attention reads them."""
@@ -237,17 +270,31 @@ class CompressedCache(Cache):
     ValueError, with the reason, if the codec was made for another model. Works with `generate`, beams, assisted
     decoding, left padding, several turns; `report()` says what is held. `exact_dtype` is the type in which the codec's
     layers keep their exact tokens: bfloat16 where a bfloat16 model computes in float32; None keeps them as they come.
-    `keep_decoded` holds a decoded copy too, which makes steps faster and saves no memory: for scoring.
+    `keep_decoded` holds a decoded copy too, which makes steps faster and saves no memory: for scoring. `max_bytes`:
+    after each forward a progressive cache that holds more gives refinements back (`shrink`), down to its base.
     """
 
     def __init__(
-        self, model: nn.Module, codec: Codec, exact_dtype: torch.dtype | None = None, keep_decoded: bool = False
+        self,
+        model: nn.Module,
+        codec: Codec,
+        exact_dtype: torch.dtype | None = None,
+        keep_decoded: bool = False,
+        max_bytes: int | None = None,
     ) -> None:
+        refuse_unless_a("model", model, nn.Module, would="load it first, as with karhunen.load")
+        refuse_unless_a("codec", codec, Codec, would="fit one, or read one with Codec.from_pretrained")
+        if exact_dtype is not None and not (isinstance(exact_dtype, torch.dtype) and exact_dtype.is_floating_point):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"exact_dtype={exact_dtype!r} holds no vectors; use torch.bfloat16, float16 or float32")
+        if max_bytes is not None:
+            check_max_bytes(codec, max_bytes)
         given, model = model, uncompiled(model)
         codec.check_model(identity_of(model))
         check_window(model, codec.window)
         register()  # whoever has such a cache may name the attention that reads it
         self.codec = codec
+        self.max_bytes = max_bytes
+        self.is_over = False  # whether it was said that the base alone is more
         self.offsets = RowOffsets()
         self.in_graph = is_compiled(given) and codec.window.reads == "never" and hands_over(model)
         if self.in_graph:
@@ -260,6 +307,27 @@ class CompressedCache(Cache):
         super().__init__(layers=layers)
         self._model = weakref.ref(model)
         self._watch(model)
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """As a layer's; ValueError for vectors that are not of that layer of the model, or of other rows."""
+        if not torch.compiler.is_compiling():
+            self._check_vectors(key_states, value_states, layer_idx)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def _check_vectors(self, key: Tensor, value: Tensor, index: int) -> None:
+        if not 0 <= index < len(self.layers):
+            raise ValueError(f"there is no layer {index}; the model's cache has {len(self.layers)}")
+        layer, shape = self.layers[index], self.codec.model.layers[index]
+        if not isinstance(layer, CompressedLayer):
+            return
+        b, n = layer.batch_size if layer.store.n_tokens else key.shape[0], key.shape[-2]
+        wanted = tuple((b, shape.n_kv_heads, n, dim) for dim in (shape.key_dim, shape.value_dim))
+        if (key.shape, value.shape) != wanted or not (key.is_floating_point() and value.is_floating_point()):
+            raise ValueError(
+                f"layer {index} takes keys of {wanted[0]} and values of {wanted[1]}, in floating point, and was given "
+                f"{tuple(key.shape)} and {tuple(value.shape)} in {key.dtype} and {value.dtype}: use a cache with the "
+                "model and the rows it was made for"
+            )
 
     def report(self) -> Report:
         """What each layer holds, in bytes, and why those not coded are exact."""
@@ -285,11 +353,20 @@ class CompressedCache(Cache):
 
         return load_session(model, folder, codec)[0]
 
+    def shrink(self, n_bytes: int) -> int:
+        """Give back `n_bytes` or a little more, in place, coldest refinements first; fewer where all tokens are at
+        their base. Returns the bytes given back. Tokens that come later are refined as little as those that are left.
+        ValueError where nothing has refinements, or another cache shares them."""
+        return shrink(self, n_bytes)
+
     def branch(self) -> "CompressedCache":
         """A cache that goes on from here by itself and shares what is coded: many questions to one document hold its
         bytes once. This cache may go on too. A branch with coded tokens of its own copies a layer's codes to read."""
         memo: dict[int, Any] = {id(layer.store): layer.store.branch() for layer in self.coded_layers()}
-        return deepcopy(self, memo)
+        made = deepcopy(self, memo)
+        for layer in made.coded_layers():
+            layer.on_query = None  # whoever looks at this cache looks at no other
+        return made
 
     @property
     def shared_bytes(self) -> int:
@@ -335,6 +412,8 @@ class CompressedCache(Cache):
         if (decoder := decoder_of(model)) is not inner:  # positions of images are worked out on the way to it
             stopping.append(before_forward(decoder, partial(_note_offsets, weakref.ref(self), inside=True)))
         shown = show_queries(model, weakref.ref(self)) if self.codec.window.reads != "never" else ExitStack()
+        if self.max_bytes is not None:
+            stopping.append(after_forward(inner, partial(_keep_within, weakref.ref(self))))
         for stop in stopping:
             shown.callback(stop)
         self._stop_watching: Callable[[], Any] = weakref.finalize(self, shown.close)
@@ -348,6 +427,12 @@ class CompressedCache(Cache):
         if (model := self._model()) is not None:
             twin._watch(model)
         return twin
+
+
+@untraced
+def _keep_within(cache_ref: "weakref.ref[CompressedCache]", module: nn.Module, args: Any, output: Any) -> None:
+    if (cache := cache_ref()) is not None:
+        keep_within(cache)
 
 
 @untraced

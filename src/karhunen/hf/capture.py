@@ -4,28 +4,28 @@
         run(input_ids, attention_mask)          # listener(Observation) once for each caching layer, in layer order
 
 Keys and values are recorded where the cache receives them, so they are what the cache stores in every model; queries
-where the model calls attention, under a private name that delegates to the implementation the model had. Where
-attention does not see the cached keys (latent attention expands them) an observation has no query, and says why. Layers
-that read what another one has cached (Gemma 3n, Gemma 4) are shown to a second listener, under the owner's number.
+where the model calls attention (`hf.queries`), by forwards of this thread alone. Where attention does not see the
+cached keys (latent attention expands them) an observation has no query, and says why. Layers that read what another one
+has cached (Gemma 3n, Gemma 4) are shown to a second listener, under the owner's number.
 """
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, cast, final
+from threading import get_ident
+from typing import Any, final
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers import PreTrainedModel
 
 from karhunen.device import HOST
-from karhunen.hf.probe import RecordingCache, forward, inference, parameters, text_config, untraced
+from karhunen.hf.hooks import before_forward
+from karhunen.hf.probe import RecordingCache, forward, inference, parameters, text_config
 
-PRIVATE_NAME = "karhunen_capture"
+SHOWN = "karhunen_shown_"  # with the name of a plain implementation behind it: that one, looked on by `hf.queries`
 
 
 @final
@@ -75,7 +75,7 @@ def capturing(model: nn.Module, listener: Listener, on_reader: Listener | None =
     """Show `listener` what every layer caches and how it reads that, in the forwards that the yielded function runs;
     `on_reader` each further layer's reads of the same keys and values, after those of the layer that cached them.
 
-    The model is put back exactly as it was, also after an error: attention implementation, modes, registries.
+    The model is put back exactly as it was, also after an error: attention implementation, modes, hooks.
     """
     recorder = _Recorder(model, listener, on_reader)
     with inference(model), _inputs_kept(model, recorder.inputs), _attention_function(model, recorder.attend):
@@ -156,18 +156,18 @@ class _Recorder:
 def _inputs_kept(model: nn.Module, inputs: dict[nn.Module, Tensor]) -> Iterator[None]:
     """Note the hidden states that each attention module is called with, for the duration."""
 
+    mine = get_ident()
+
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden = kwargs.get("hidden_states", args[0] if args else None)
-        if isinstance(hidden, Tensor) and hidden.ndim == 3 and hidden.is_floating_point():
+        if get_ident() == mine and isinstance(hidden, Tensor) and hidden.ndim == 3 and hidden.is_floating_point():
             inputs[module] = hidden
 
     attentions = [module for module in model.modules() if getattr(module, "layer_idx", None) is not None]
-    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in attentions]
-    try:
+    with ExitStack() as hooks:
+        for module in attentions:
+            hooks.callback(before_forward(module, note))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _shares(model: nn.Module) -> bool:
@@ -183,6 +183,8 @@ def _headless(model: nn.Module) -> nn.Module:
 @contextmanager
 def _attention_function(model: nn.Module, attend: Callable[[Attention, Tensor, Tensor], None]) -> Iterator[None]:
     """Route the model's attention past `attend` for the duration; models that cannot be routed are left alone."""
+    from karhunen.hf.queries import showing  # which builds on what stands here
+
     if not can_be_routed(model):
         yield
         return
@@ -191,43 +193,8 @@ def _attention_function(model: nn.Module, attend: Callable[[Attention, Tensor, T
         attend(attention, key, value)
         return plain()
 
-    with routed_attention(model, watch):
+    with showing(model, watch):
         yield
-
-
-@contextmanager
-def routed_attention(
-    model: nn.Module, attend: Callable[[Attention, Tensor, Tensor, Callable[[], Any]], Any]
-) -> Iterator[None]:
-    """Every attention call of the model becomes `attend(attention, key, value, plain)` for the duration, where
-    `plain()` is what the model's own implementation gives: (output [b t q e], weights or None).
-
-    ValueError if the model does not go through transformers' attention interface.
-    """
-    if not can_be_routed(model):
-        raise ValueError(f"the attention of {type(model).__name__} does not go through transformers' interface")
-    routed = cast("PreTrainedModel", model)
-    names = implementations(routed)
-    name, previous = _unused_name(), plain_implementation(routed, names)
-
-    @untraced
-    def function(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **arguments: Any
-    ) -> Any:
-        own = own_attention(module, previous)
-        plain = partial(own, module, query, key, value, attention_mask, **arguments)
-        return attend(attention_call(module, query, attention_mask, arguments), key, value, plain)
-
-    AttentionInterface.register(name, function)
-    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[previous])
-    try:
-        routed.set_attn_implementation(name)
-        yield
-    finally:
-        for config, implementation in names.values():
-            config._attn_implementation_internal = implementation
-        AttentionInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
-        AttentionMaskInterface._global_mapping.pop(name, None)  # pyright: ignore[reportPrivateUsage]
 
 
 def can_be_routed(model: nn.Module) -> bool:
@@ -265,6 +232,7 @@ def plain_implementation(model: PreTrainedModel, names: Mapping[int, tuple[Any, 
     """The implementation to delegate to: the model's own, or a plain one where its own needs a packed layout."""
     config = text_config(model)
     name = names[id(config)][1] if id(config) in names else getattr(config, "_attn_implementation", None)
+    name = name.removeprefix(SHOWN) if isinstance(name, str) else name
     if name in ("eager", "sdpa"):
         return str(name)
     return "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
@@ -281,8 +249,3 @@ def implementations(model: nn.Module) -> dict[int, tuple[Any, str | None]]:
         found[id(config)] = config, config._attn_implementation_internal
         waiting += [getattr(config, key, None) for key in getattr(config, "sub_configs", {})]
     return found
-
-
-def _unused_name() -> str:
-    taken = AttentionInterface().valid_keys()
-    return next(n for n in (f"{PRIVATE_NAME}_{i}" for i in range(len(taken) + 1)) if n not in taken)

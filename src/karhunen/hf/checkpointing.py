@@ -10,6 +10,7 @@ same bits twice, so gradients are those of the plain pass.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -55,4 +56,10 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _twice(forward: Callable[..., Any]) -> Callable[..., Any]:
-    return partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+    """The second time may be in a thread of PyTorch's, which knows nothing of what this one was set to."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        as_here = partial(copy_context().run, forward)
+        return checkpoint(as_here, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return run

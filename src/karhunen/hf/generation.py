@@ -22,6 +22,7 @@ from karhunen.hf.probe import cache_argument, input_device, text_config
 from karhunen.store.report import Report
 
 OnText = Callable[[str], None]
+OnCache = Callable[[CompressedCache], None]
 
 
 @final
@@ -96,9 +97,11 @@ def generate(
     on_text: OnText | None = None,
     exact_dtype: torch.dtype | None = None,
     held: CompressedCache | None = None,
+    on_cache: OnCache | None = None,
 ) -> Generation:
     """Continue `tokens` from the cache of `codec`, or from transformers' own; `on_text` receives text as it comes.
-    `held` is a cache that has read the first of them, and goes on to hold the others.
+    `held` is a cache that has read the first of them, and goes on to hold the others. `on_cache` is shown a compressed
+    cache before the model runs.
 
     ValueError if the prompt does not fit the model's positions, or the codec was made for another model.
     """
@@ -113,6 +116,8 @@ def generate(
         cache = held
     else:
         cache = dense_cache(model) if codec is None else CompressedCache(model, codec, exact_dtype)
+    if on_cache is not None and isinstance(cache, CompressedCache):
+        on_cache(cache)
     streamer = _Clocked(tokenizer, on_text)
     if sampling.seed is not None:
         torch.manual_seed(sampling.seed)

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +58,19 @@ def _mend_tokenizer(source: ModelSource, tokenizer: Any, n_context_tokens: int) 
 
 @contextmanager
 def silent_transformers() -> Iterator[None]:
-    """No progress bars and no advice from transformers inside; errors still raise, and its settings come back after."""
+    """No progress bars, no advice, no count of attempts from transformers and its hub inside; errors still raise, and
+    their settings come back after."""
     from transformers.utils import logging
 
-    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub = getLogger("huggingface_hub")
+    verbosity, had_bars, of_hub = logging.get_verbosity(), logging.is_progress_bar_enabled(), hub.level
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    hub.setLevel(ERROR)
     try:
         yield
     finally:
+        hub.setLevel(of_hub)
         logging.set_verbosity(verbosity)
         if had_bars:
             logging.enable_progress_bar()

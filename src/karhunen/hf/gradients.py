@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, cast, final
 
 import torch
@@ -19,9 +20,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from karhunen.device import HOST
-from karhunen.hf.capture import Attention, routed_attention
+from karhunen.hf.capture import Attention
 from karhunen.hf.checkpointing import checkpointed
+from karhunen.hf.hooks import before_forward
 from karhunen.hf.probe import inference, input_device, layer_devices
+from karhunen.hf.queries import showing
 
 NEAR_TOKENS = 128
 SINK_TOKENS = 4
@@ -93,7 +96,7 @@ class _Reads:
 
     def routed(self, model: nn.Module) -> AbstractContextManager[None]:
         """The model's attention goes past here."""
-        return routed_attention(model, self.attend)
+        return showing(model, self.attend)
 
     def attend(self, attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
         """One attention call."""
@@ -229,16 +232,19 @@ def _near(start: int, stop: int, first_key: int, near_tokens: int, device: torch
 def _hidden_states(model: nn.Module, head: nn.Module, tokens: Int[Tensor, " t"]) -> Float[Tensor, "1 t w"]:
     """What the output embedding is given, with its graph; the embedding itself sees one position only."""
     seen: list[Tensor] = []
+    mine = get_ident()  # another thread's forward keeps all its positions
 
-    def keep(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if get_ident() != mine:
+            return None
         seen.append(args[0])
-        return (args[0][:, -1:].detach(),)
+        return (args[0][:, -1:].detach(),), kwargs
 
-    handle = head.register_forward_pre_hook(keep)
+    remove = before_forward(head, keep)
     try:
         cast("Any", model)(input_ids=tokens[None].to(input_device(model)), use_cache=False)
     finally:
-        handle.remove()
+        remove()
     return seen[0]
 
 

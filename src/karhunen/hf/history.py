@@ -19,14 +19,23 @@ from karhunen.attention.fused import OverCoded
 from karhunen.attention.reader import Reader
 from karhunen.statistics.need import Slot
 from karhunen.store.snapshot import Snapshot
+from karhunen.windows.score import Queries
 
+OnQuery = Callable[[Tensor, float], None]
 COMPUTED_WITH = "the model computes with its cached keys or values before attention"
+
+
+Attended = Callable[[Queries, Tensor | None, Tensor | None], None]
+"""Told which queries have read a layer: under which mask over all tokens, and the logarithm of what their softmax was
+divided by, where that is known."""
 
 
 @final
 class History:
-    """One layer at one step. `on_read(how)` learns how it was read, `on_dense(bytes)` what decoding took; what a mask
-    says of the coded tokens is kept in `masks` for the layers of one forward, which share it."""
+    """One layer at one step. `on_read(how)` learns how it was read, `on_dense(bytes)` what decoding took, `on_attended`
+    by which queries, if the layer waits for that; what a mask says of the coded tokens is kept in `masks` for the
+    layers of one forward, which share it. `on_query` is shown the queries and the softmax's scale, where somebody
+    looks."""
 
     def __init__(
         self,
@@ -35,12 +44,16 @@ class History:
         on_read: Callable[[str], None],
         on_dense: Callable[[int], None],
         masks: "Masks | None" = None,
+        on_attended: "Attended | None" = None,
+        on_query: "OnQuery | None" = None,
     ) -> None:
         self.reader = reader
         self.snapshot = snapshot
         self.on_read = on_read
         self.on_dense = on_dense
         self.masks = masks
+        self.on_attended = on_attended
+        self.on_query = on_query
 
     def over_coded(self, mask: Tensor | None) -> OverCoded:
         """What `mask` says of this layer's coded tokens."""

@@ -26,8 +26,9 @@ from transformers import DynamicCache
 
 from karhunen.device import HOST
 from karhunen.hf.byte_reads import attention_to
-from karhunen.hf.capture import Attention, can_be_routed, routed_attention
+from karhunen.hf.capture import Attention, can_be_routed
 from karhunen.hf.probe import forward, inference, probe_tokens, text_config, uncompiled, untraced
+from karhunen.hf.queries import showing
 
 Mode = Literal["python", "first", "dense", "bytes"]
 """What the next forward finds in a layer: nothing that can be traced, no token yet, tokens to decode, bytes to read."""
@@ -190,7 +191,7 @@ def _watched(model: nn.Module) -> bool:
         return watch.unseen(plain)
 
     cache = _WatchedCache(model, watch)
-    with inference(model), torch.compiler.set_stance("force_eager"), routed_attention(model, attend), watch:
+    with inference(model), torch.compiler.set_stance("force_eager"), showing(model, attend), watch:
         for part in (ids, ids[:, :1]):
             forward(model, cache, part)
     return not watch.is_touched

@@ -21,6 +21,7 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
 from karhunen.hf.capture import (
+    SHOWN,
     Attention,
     attention_call,
     can_be_routed,
@@ -35,7 +36,7 @@ from karhunen.store.layer_store import LayerStore
 from karhunen.windows.score import Queries
 
 Attend = Callable[[Attention, Tensor, Tensor, Callable[[], Any]], Any]
-NAMES = {previous: f"karhunen_shown_{previous}" for previous in ("sdpa", "eager")}
+NAMES = {previous: SHOWN + previous for previous in ("sdpa", "eager")}
 
 
 @runtime_checkable
@@ -92,8 +93,9 @@ def show_queries(model: nn.Module, cache: "weakref.ref[Any]") -> ExitStack:
 
 @contextmanager
 def showing(model: nn.Module, attend: Attend) -> Iterator[None]:
-    """Every attention call that this thread makes of the model becomes `attend(attention, key, value, plain)`; those of
-    other threads are left alone. ValueError as `show_queries`."""
+    """Every attention call that this thread makes of the model becomes `attend(attention, key, value, plain)`, where
+    `plain()` is what the model's own implementation gives: (output [b t q e], weights or None). Those of other threads
+    are left alone. ValueError as `show_queries`."""
     if not can_be_routed(model):
         raise ValueError(f"the attention of {type(model).__name__} does not go through transformers' interface")
     register()

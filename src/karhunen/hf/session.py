@@ -24,7 +24,7 @@ from karhunen.hf.fingerprint import weights_fingerprint
 from karhunen.hf.layer_state import layer_state, restore_layer
 from karhunen.hf.probe import input_device, layer_devices
 from karhunen.statistics.identity import LayerShape
-from karhunen.store.layer_store import LayerStore
+from karhunen.store.layer_store import NOT_WRITTEN, LayerStore
 from karhunen.store.positions import Offsets
 from karhunen.store.state import StoreState
 from karhunen.values import assemble, dismantle, kinds_in
@@ -71,6 +71,8 @@ def save_session(
 ) -> None:
     """Write all that `cache` holds, whole or not at all; ValueError if a layer keeps what cannot be written."""
     model = cache.model
+    if any(layer.store.refinements is not None for layer in cache.coded_layers()):
+        raise ValueError(NOT_WRITTEN)
     if tokens is not None and tokens.shape[-1] < cache.get_seq_length():
         raise ValueError(f"{tokens.shape[-1]} tokens were given for a cache that has read {cache.get_seq_length()}")
     compressed = cache.coded_layers()
@@ -135,7 +137,7 @@ def load_session(
 
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-_APART = ("store", "offsets", "exact_dtype", "graph")  # of a compressed layer
+_APART = ("store", "offsets", "exact_dtype", "graph", "on_query")  # of a compressed layer
 
 
 def _layer(layer: Any) -> LayerState:

@@ -126,12 +126,11 @@ def _mlp(config: Any, index: int) -> int:
 
 
 def _each(config: Any, index: int, *names: str) -> int:
-    """A setting of one layer: the same for all, a list, or in a configuration of the layer's own (Gemma 4); 0 if there
-    is none."""
-    layers = getattr(config, "per_layer_config", None)
-    config = layers[index] if layers else config
+    """A setting of one layer: the same for all, a list, or in a configuration of its own; 0 if there is none."""
+    own = getattr(config, "per_layer_config", None)
+    here = own[index] if own is not None and index < len(own) else config
     for name in names:
-        found = getattr(config, name, None)
+        found = getattr(here, name, None)
         if isinstance(found, list | tuple) and found:
             found = found[min(index, len(found) - 1)]
         if isinstance(found, int) and found:

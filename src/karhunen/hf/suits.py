@@ -90,6 +90,8 @@ def _reads_distances(model: nn.Module) -> bool:
         return False  # a recurrent layer depends on the order by itself
     tokens = probe_tokens(model)
     alike, _ = _forward(model, tokens[:, :1].expand(1, 8))
+    if not alike:
+        return False  # nothing is cached
     first = min(alike)
     if any(_differ(x, x[:, :, :1].expand_as(x)) for x in alike[first] if x.ndim == 4):
         return False  # rotated or learned positions: the vectors themselves carry them

@@ -55,7 +55,7 @@ class DeflatedPages(PageCoder):
 
     @property
     def page_tokens(self) -> int:
-        """As given."""
+        """Tokens that are deflated together."""
         return self.n_tokens
 
     def shrink(self, page: UInt8[Tensor, "p t"]) -> bytes:
@@ -79,7 +79,7 @@ class DeflatedFields(Layout):
 
     @property
     def pages(self) -> DeflatedPages:
-        """As fitted."""
+        """What deflates and inflates pages of this layout."""
         return self.coder
 
     @property

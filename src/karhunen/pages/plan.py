@@ -20,6 +20,8 @@ from karhunen.pages.frame import CODED, EXACT, HEADER, LENGTH, MAX_TOKENS, Entry
 from karhunen.pages.sides import SideLayout
 from karhunen.statistics.identity import LayerShape
 from karhunen.statistics.need import SLOTS, Slot
+from karhunen.store.layer_store import NOT_WRITTEN
+from karhunen.windows.refining import Refining
 
 KeysValues = tuple[Float[Tensor, "h t d"], Float[Tensor, "h t e"]]
 
@@ -35,6 +37,8 @@ class PagePlan:
     shard: tuple[int, int]
 
     def __post_init__(self) -> None:
+        if isinstance(self.codec.window, Refining):
+            raise ValueError(NOT_WRITTEN)
         if self.codec.window.drops:
             raise ValueError(
                 f"{type(self.codec.window).__name__} drops tokens, and a page holds all of them; use a codec whose "

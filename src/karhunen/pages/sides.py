@@ -173,7 +173,7 @@ class SideLayout:
 
 
 def shrunk(planes: bytes) -> bytes | None:
-    """Planes with their length before them, deflated; None where that is no smaller."""
+    """Planes with their length before them, deflated; None where that is not smaller."""
     coder = zlib.compressobj(LEVEL, zlib.DEFLATED, RAW)
     data = coder.compress(planes) + coder.flush()
     return LENGTH.pack(len(data)) + data if LENGTH.size + len(data) < len(planes) else None

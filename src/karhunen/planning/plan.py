@@ -63,7 +63,7 @@ class Plan:
         }
 
     def document(self) -> dict[str, Any]:
-        """JSON."""
+        """The same as plain values, ready for `json.dumps`."""
         shape, work = self.shape, self.work
         per_device = {k: v for k, v in asdict(self.machine).items() if k != "n_devices"}
         layers = [

@@ -23,6 +23,7 @@ from karhunen.planning.made_up import made_up_statistics
 from karhunen.planning.rate import Rate, Split, Tables
 from karhunen.planning.shape import CacheLayer, ModelShape
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
+from karhunen.quantizers.embedded import Embedded
 from karhunen.quantizers.gains import GAIN_BITS
 from karhunen.quantizers.vector import VectorQuantizer
 from karhunen.recipe import Recipe, Side
@@ -31,6 +32,7 @@ from karhunen.statistics.need import SLOTS
 from karhunen.values import dismantle
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Place
+from karhunen.windows.refining import Refining
 from karhunen.windows.sink_recent import SinkRecent
 from karhunen.windows.streaming import Streaming
 from karhunen.windows.top_scored import TopScored
@@ -81,6 +83,8 @@ def said_window(window: Window) -> str:
     """What it keeps exact, in words."""
     if isinstance(window, TopScored):
         return "tokens are dropped by score, head by head"
+    if isinstance(window, Refining):
+        return f"{said_window(window.window)}; of the others those that are looked at have more bytes"
     if not isinstance(window, SinkRecent | Streaming):
         return "every token exact"
     newest = f"{window.recent} to {window.recent + window.page_tokens - 1}"
@@ -142,7 +146,9 @@ def _budget(recipe: Recipe, n_elements: int) -> float:
             return 0.0
         stated = side.allocation.token_bytes
         found.append(side.allocation.bits if stated is None else 8 * stated / n_elements)
-    return sum(found) / len(found)
+    window = recipe.window
+    refined = window.mean_layers * window.layer_bits if isinstance(window, Refining) else 0.0
+    return sum(found) / len(found) + refined
 
 
 def _fitted_heads(layer: CacheLayer) -> int:
@@ -155,6 +161,8 @@ def _fitted_heads(layer: CacheLayer) -> int:
 def _untrained(side: Side) -> Side:
     """Codebooks as they start: of the same bytes."""
     quantizer: Any = side.quantizer
+    if isinstance(quantizer, Embedded):
+        return replace(side, quantizer=replace(quantizer, inner=replace(quantizer.inner, n_iterations=0)))
     return replace(side, quantizer=replace(quantizer, n_iterations=0)) if hasattr(quantizer, "n_iterations") else side
 
 

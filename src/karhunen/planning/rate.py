@@ -28,7 +28,7 @@ class Tables:
 
     @property
     def total(self) -> int:
-        """Of the layer."""
+        """Bytes of all tables of the layer."""
         return self.transforms + self.codebooks
 
 
@@ -88,6 +88,6 @@ DENSE = Rate("dense", {}, lambda n_tokens: (n_tokens, 0), "every token exact")
 def nominal(ratio: float, shape: ModelShape) -> Rate:
     """Every layer that grows `ratio` times smaller than at 16 bits, from the first token on. ValueError below 1."""
     if not 1 <= ratio < float("inf"):
-        raise ValueError(f"a ratio of {ratio:g} is no compression; give 1 or more, such as 8")
+        raise ValueError(f"a ratio of {ratio:g} is not a compression ratio; give 1 or more, such as 8")
     bits: dict[CacheLayer, float | None] = dict.fromkeys(shape.codable, EXACT_BITS / ratio)
     return Rate(f"{ratio:g}× nominal", bits, lambda n_tokens: (0, n_tokens))

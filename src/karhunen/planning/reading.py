@@ -3,13 +3,14 @@
     layer_types, heads, head_dim, windows, states ──▶ CacheLayer for each layer
 
 Settings are those that transformers' own classes write; where config.json leaves a default unsaid, `layer_types` is
-worked out as the class of that `model_type` does. What is read from the configuration of an unknown kind is refused,
-not guessed: a plan that leaves layers out would promise room that is not there.
+worked out as the class of that `model_type` does (layer_kinds.py). What is read from the configuration of an unknown
+kind is refused, not guessed: a plan that leaves layers out would promise room that is not there.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from karhunen.planning.layer_kinds import layer_kinds, with_default_window
 from karhunen.planning.shape import CacheLayer, ModelShape, Weights
 
 SLIDING = ("sliding_attention", "chunked_attention", "reference_sliding_attention", "hybrid_sliding")
@@ -17,8 +18,7 @@ STATES = ("linear_attention", "conv", "mamba")
 BOTH = ("hybrid", "hybrid_sliding")  # keys and values beside a state
 NOTHING = ("dummy", "moe", "mlp")  # no cache of their own
 KNOWN = ("full_attention", *SLIDING, *STATES, "hybrid", *NOTHING)
-PATTERNS = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
-"""Of `model_type`: every n-th layer is full, the others slide."""
+MOST_LAYERS, MOST = 10_000, 1 << 40  # of a model, of anything else that is counted: beyond them a setting is a slip
 BIASED = ("phi", "gpt2", "opt", "gpt_oss")  # the class has a key bias whatever config.json says; so has every Qwen2
 BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
@@ -27,11 +27,12 @@ NEEDS_TRANSFORMERS = (
 )
 
 
-def read_shape(settings: Mapping[str, Any], name: str, source: str) -> ModelShape:
+def read_shape(settings: Mapping[str, Any], name: str, source: str, *, complete: bool = True) -> ModelShape:
     """The shape of a model; ValueError where a setting is missing or of a kind that is not known.
 
     Beside those of config.json, `per_layer` may give settings of single layers, `weights` those of `Weights`, and
-    `key_bias` whether keys have a bias.
+    `key_bias` whether keys have a bias. `complete=False`: a config.json as it stands, whose class was not asked what it
+    leaves unsaid.
     """
     inner: Mapping[str, Any] = settings.get("text_config") or {}
     own = {**settings, **inner}
@@ -43,7 +44,10 @@ def read_shape(settings: Mapping[str, Any], name: str, source: str) -> ModelShap
         raise ValueError(
             f"{name} does not say how many layers it has (num_hidden_layers); give a decoder's config.json"
         )
-    types = _layer_types(own, kind, n_layers, name)
+    if n_layers > MOST_LAYERS:
+        raise ValueError(f"{name} says it has {n_layers:,} layers; no model has more than {MOST_LAYERS:,}")
+    types = _layer_types(own, kind, n_layers, name, complete)
+    own = {**with_default_window(own, kind, complete)}
     per_layer: Sequence[Mapping[str, Any]] = own.get("per_layer") or [{}] * len(types)
     layers = tuple(
         _layer(t, {**own, **mine}, i, name) for i, (t, mine) in enumerate(zip(types, per_layer, strict=True))
@@ -72,21 +76,19 @@ def _experts(own: Mapping[str, Any]) -> dict[str, int]:
     return {"n_experts": n_experts, "n_used": n_used} if n_experts and n_used else {}
 
 
-def _layer_types(own: Mapping[str, Any], kind: str, n_layers: int, name: str) -> list[str]:
+def _layer_types(own: Mapping[str, Any], kind: str, n_layers: int, name: str, complete: bool) -> list[str]:
     given: Any = own.get("layer_types")
     if given:
         if unknown := sorted(set(given) - set(KNOWN)):
             raise ValueError(f"{name} has layers of a kind that is not planned: {unknown}; known: {', '.join(KNOWN)}")
+        if len(given) != n_layers:
+            raise ValueError(f"{name} says the kind of {len(given)} layers (layer_types), and has {n_layers}")
         return list(given)
     if any(key.startswith(("mamba_", "ssm_", "linear_num", "conv_L", "layers_block", "state_size")) for key in own):
         raise ValueError(f"{name} {NEEDS_TRANSFORMERS}")
-    window = own.get("sliding_window") if own.get("use_sliding_window", True) else None
-    if window is None:
-        return ["full_attention"] * n_layers
-    first = int(own.get("max_window_layers") or 0) if "use_sliding_window" in own else 0
-    pattern = int(own.get("sliding_window_pattern") or PATTERNS.get(kind, n_layers + 1))
-    slides = [i >= first and (i + 1) % pattern != 0 for i in range(n_layers)]
-    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+    if (found := layer_kinds(own, kind, n_layers, complete)) is None:
+        raise ValueError(f"{name} (model_type {kind!r}) {NEEDS_TRANSFORMERS}")
+    return found
 
 
 def _layer(layer_type: str, own: Mapping[str, Any], index: int, name: str) -> CacheLayer:
@@ -153,5 +155,7 @@ def _each(own: Mapping[str, Any], index: int, *names: str) -> int:
             items = cast("Sequence[Any]", found)
             found = items[min(index, len(items) - 1)]
         if isinstance(found, int) and not isinstance(found, bool) and found:
+            if not 0 < found <= MOST:
+                raise ValueError(f"{name}={found:,} counts nothing that a model has; look at its configuration")
             return found
     return 0

@@ -72,7 +72,7 @@ class BoostedQuantizer(Quantizer):
 
     @property
     def granule_tokens(self) -> int:
-        """A whole block."""
+        """Tokens are coded in whole blocks of so many."""
         return self.block_tokens
 
     def check(self, g: int, c: int) -> None:

@@ -43,7 +43,7 @@ class CommutingVQ(QuantizerSpec):
     def __post_init__(self) -> None:
         refuse_unless_one_of("gain", self.gain, tuple(GAIN_BITS))
         if self.pairs < 1:
-            raise ValueError(f"pairs={self.pairs} is no group; use 1 or more")
+            raise ValueError(f"pairs={self.pairs} is not a group size; use 1 or more")
 
     def cost(self, c: int) -> RateCost:
         """Groups of fixed size, one gain per token."""

@@ -43,7 +43,7 @@ class NonUniform(QuantizerSpec):
     def __post_init__(self) -> None:
         refuse_unless_one_of("ranges", self.ranges, ("channel", "token"))
         if not 0 <= self.outlier_share < 0.5:
-            raise ValueError(f"outlier_share={self.outlier_share} is no small share; use 0 <= outlier_share < 0.5")
+            raise ValueError(f"outlier_share={self.outlier_share} is not a small share; use 0 <= outlier_share < 0.5")
 
     def cost(self, c: int) -> RateCost:
         """One width for all; a centre and a scale per token where they are its own."""

@@ -32,11 +32,11 @@ class NormCorrected(QuantizerSpec):
 
     @property
     def needs_moments(self) -> bool:  # type: ignore[override]
-        """As `inner`."""
+        """Whether `inner` needs them."""
         return self.inner.needs_moments
 
     def cost(self, c: int) -> RateCost:
-        """As `inner`."""
+        """What `inner` costs; the norm is stored anyway."""
         return self.inner.cost(c)
 
     def fit(self, data: QuantizerData) -> "NormCorrectedQuantizer":
@@ -53,11 +53,11 @@ class NormCorrectedQuantizer(Quantizer):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """As `inner`."""
+        """Those of `inner`."""
         return self.inner.widths
 
     def check(self, g: int, c: int) -> None:
-        """As `inner`."""
+        """What `inner` refuses."""
         self.inner.check(g, c)
         if self.inner.gain != "float16":
             raise ValueError(f"gain={self.inner.gain!r} cannot hold a corrected norm")

@@ -78,7 +78,7 @@ class PairPolarQuantizer(Quantizer):
 
     @property
     def granule_tokens(self) -> int:
-        """A whole block."""
+        """Tokens are coded in whole blocks of so many."""
         return self.radius.granule_tokens
 
     def check(self, g: int, c: int) -> None:

@@ -32,7 +32,7 @@ class ResidualSign(QuantizerSpec):
 
     @property
     def needs_moments(self) -> bool:  # type: ignore[override]
-        """As `inner`."""
+        """Whether `inner` needs them."""
         return self.inner.needs_moments
 
     def cost(self, c: int) -> RateCost:

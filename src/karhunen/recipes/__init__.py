@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from karhunen.recipe import Recipe
-from karhunen.values import refuse_unless_one_of
+from karhunen.values import refuse_unless_a, refuse_unless_one_of
 
 
 def names() -> list[str]:
@@ -30,8 +30,10 @@ def maker(name: str) -> Callable[..., Recipe]:
 def make(text: str, **options: Any) -> Recipe:
     """A recipe by name, with options in Python or in the text: `kivi:bits=4,group=64`.
 
-    ValueError on an unknown recipe or option, with what there is, and on a value that does not fit.
+    ValueError on an unknown recipe or option, with what there is, and on a value that does not fit; TypeError if it is
+    no text.
     """
+    refuse_unless_a("recipe", text, str, would="name it, as in make('karhunen:bits=2')")
     name, _, given = text.partition(":")
     function = maker(name.strip())
     for pair in filter(None, given.split(",")):

@@ -11,8 +11,10 @@ from karhunen.allocation.water_filling import WaterFilling, one_budget
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.metrics.fisher import FisherMetric
 from karhunen.quantizers.byte_vq import ByteVQ, TableKind
+from karhunen.quantizers.embedded import embedded
 from karhunen.recipe import Recipe, Side
 from karhunen.transforms.klt import KLT
+from karhunen.windows.refining import shares
 from karhunen.windows.sink_recent import SinkRecent
 from karhunen.windows.small_norm import SmallNorm
 
@@ -29,21 +31,28 @@ def karhunen(
     recent: int = 128,
     joined: bool = False,
     tables: TableKind = "free",
+    progressive: bool = False,
+    base_bits: float = 1.0,
+    layer_bits: float = 1.0,
+    layers: int = 3,
 ) -> Recipe:
     """`bits` stored per element on average over the model; or, in place of it, the same budget as `ratio` to 16 bits or
     as `token_bytes`, the bytes of one coded token in all layers. `joined`: one vector of a layer's heads side by side,
-    which errs less, costs more to read and has tables of the square of the heads."""
+    which errs less, costs more to read and has tables of the square of the heads. `progressive`: a base of `base_bits`
+    for every token, and up to `layers` refinements of `layer_bits` for those that are looked at (docs/progressive.md).
+    """
     rate = one_budget(bits, USUAL_BITS, ratio, token_bytes)
+    split = shares(rate, progressive, base_bits, layer_bits, layers, token_bytes)
     side = partial(
         Side,
         metric=FisherMetric(),
         transform=KLT(),
-        allocation=WaterFilling(rate, "model", token_bytes),
-        quantizer=ByteVQ(tables=tables),
+        allocation=WaterFilling(split.base_bits, "model", token_bytes),
+        quantizer=embedded(ByteVQ(tables=tables), split.layers),
     )
     return Recipe(
         "karhunen",
         key=side(frame=RopeFrame(block_tokens, joined=joined, center=True)),
         value=side(frame=RopeFrame(joined=joined)),
-        window=SinkRecent(sink, recent, keep=SmallNorm(steady=True)),
+        window=split.window(SinkRecent(sink, recent, keep=SmallNorm(steady=True))),
     )

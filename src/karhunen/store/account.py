@@ -15,7 +15,8 @@ from torch import Tensor
 @dataclass(frozen=True)
 class Account:
     """Bytes held for some tokens. `dense` is what the uncompressed cache of the same tokens takes in the model's dtype;
-    `coded_dense` the part of it that is now coded; `exceptions` the part of `exact` that is held beside codes."""
+    `coded_dense` the part of it that is now coded; `exceptions` the part of `exact` that is held beside codes;
+    `refinements` the part of `codes` that not every token has."""
 
     codes: int = 0
     side: int = 0
@@ -25,6 +26,7 @@ class Account:
     n_elements: int = 0
     n_coded_elements: int = 0
     exceptions: int = 0
+    refinements: int = 0
 
     def __add__(self, other: "Account") -> "Account":
         return Account(
@@ -36,6 +38,7 @@ class Account:
             self.n_elements + other.n_elements,
             self.n_coded_elements + other.n_coded_elements,
             self.exceptions + other.exceptions,
+            self.refinements + other.refinements,
         )
 
     @property
@@ -76,6 +79,7 @@ def accounted(held: Mapping[str, Tensor], dense_like: Sequence[Tensor], n_tokens
     for name, tensor in held.items():
         size[name.split(".")[0]] += tensor.nbytes
     exceptions = sum(tensor.nbytes for name, tensor in held.items() if name.startswith("exact.exceptions."))
+    refinements = sum(tensor.nbytes for name, tensor in held.items() if name.startswith("codes.refined."))
     dense = elements = coded_elements = 0
     for x in dense_like:
         b, h, _, d = x.shape
@@ -84,4 +88,4 @@ def accounted(held: Mapping[str, Tensor], dense_like: Sequence[Tensor], n_tokens
         dense += b * h * d * n_tokens * x.itemsize
     coded_dense = dense * n_coded // n_tokens if n_tokens else 0
     parts = (size["codes"], size["side"], size["exact"])
-    return Account(*parts, dense, coded_dense, elements, coded_elements, exceptions)
+    return Account(*parts, dense, coded_dense, elements, coded_elements, exceptions, refinements)

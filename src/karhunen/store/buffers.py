@@ -73,6 +73,17 @@ class TokenBuffer:
         if self.length and n > 0:
             self._hold(self.view()[..., n:])
 
+    def keep(self, which: Tensor) -> None:
+        """Keep the entries that a mask names, and give the others' room back."""
+        if self.length:
+            self._hold(self.view()[..., which])
+
+    def copy(self) -> "TokenBuffer":
+        """Another with the same entries, without spare room."""
+        twin = TokenBuffer(self.tokens_per_entry)
+        twin.append(self.view())
+        return twin
+
     def select(self, rows: Tensor) -> None:
         """Keep the given rows of the batch, in that order."""
         if self._shared is not None:

@@ -20,6 +20,12 @@ class Decoded:
     def __init__(self) -> None:
         self._held: dict[Slot, Tensor] = {}
 
+    def branch(self) -> "Decoded":
+        """What is there, shared; each goes on by itself, since no tensor is written again."""
+        twin = Decoded()
+        twin._held = dict(self._held)
+        return twin
+
     def upto(
         self, slot: Slot, n_coded: int, decode: Callable[[int], Float[Tensor, "b h m d"]]
     ) -> Float[Tensor, "b h t d"]:

@@ -9,7 +9,9 @@ vector; its bytes never change. What the layer holds depends on the tokens appen
 """
 
 import math
+import time
 from copy import deepcopy
+from dataclasses import replace
 from functools import lru_cache
 from typing import final
 
@@ -25,17 +27,25 @@ from karhunen.store.account import Account, accounted
 from karhunen.store.buffers import TokenBuffer
 from karhunen.store.decoded import Decoded
 from karhunen.store.exceptions import Exceptions
+from karhunen.store.observed import Observed
+from karhunen.store.observer import Leaving, Observer
 from karhunen.store.pages import PageBuffer
 from karhunen.store.positions import Offsets, Positions
+from karhunen.store.refinements import Refinements, base_planes
 from karhunen.store.selection import Selection
 from karhunen.store.snapshot import Snapshot
 from karhunen.store.state import BufferState, SelectionState, StoreState
 from karhunen.windows.base import Window
 from karhunen.windows.partition import Partition, Place
+from karhunen.windows.refining import Refining, check_layers
 from karhunen.windows.score import Queries
 from karhunen.windows.top_scored import TopScored
 
 MOST_NOT_ASKED = 64  # steps whose positions may wait to be asked for
+NOT_WRITTEN = (
+    "refinements of tokens are not written to sessions and pages yet; use a codec whose tokens have one rate "
+    "(karhunen:bits=2), or keep the cache in this process"
+)
 ENCODE_TOKENS = 2048  # at most this many tokens are encoded at a time, which bounds the working memory
 
 
@@ -48,6 +58,9 @@ class LayerStore:
         self.codec = codec
         self._decoded = Decoded() if keep_decoded and codec is not None and not codec.is_paged else None
         self.window = window
+        if codec is not None:
+            check_layers(window, {slot: codec.side(slot).quantizer for slot in SLOTS})
+        self.observers: tuple[Observer, ...] = ()  # a branch has none: its tokens are not the watched cache's
         self.reset()
 
     def reset(self) -> None:
@@ -61,6 +74,9 @@ class LayerStore:
         self._exceptions: Exceptions | None = None
         self._forget_decoded()
         self.selection = Selection(self.window) if isinstance(self.window, TopScored) else None
+        refines = isinstance(self.window, Refining) and self.codec is not None
+        self.refinements = Refinements(self.window) if isinstance(self.window, Refining) and refines else None
+        self.observed = Observed(self.window.queries) if isinstance(self.window, Refining) and refines else None
 
     def branch(self) -> "LayerStore":
         """A store that goes on from here by itself. What is coded and exact is shared until either changes it."""
@@ -70,10 +86,15 @@ class LayerStore:
         twin._n_coded, twin._n_dropped, twin._rows_at = self._n_coded, self._n_dropped, self._rows_at
         twin._exceptions, twin.selection = self._exceptions, deepcopy(self.selection)
         twin._not_asked = list(self._not_asked)
+        twin.refinements = self.refinements and self.refinements.branch()
+        twin.observed = deepcopy(self.observed)
+        twin._decoded = None if self._decoded is None else self._decoded.branch()
         return twin
 
     def state(self) -> StoreState:
-        """All that is held, to be written down; `restored` is its mirror."""
+        """All that is held, to be written down; `restored` is its mirror. ValueError of refinements, which are not."""
+        if self.refinements is not None:
+            raise ValueError(NOT_WRITTEN)
         self._ask_offsets()
         coded = {
             slot: {
@@ -97,6 +118,8 @@ class LayerStore:
         cls, state: StoreState, codec: LayerCodec | None, window: Window, shape: LayerShape, keep_decoded: bool = False
     ) -> "LayerStore":
         """The store whose `state` this is; ValueError, saying what is wrong, if it is none of this codec."""
+        if isinstance(window, Refining):
+            raise ValueError(NOT_WRITTEN)
         state.check(codec, shape)
         device = device_of(state.recent)
         codec = codec if codec is None or device is None else codec.to(device)
@@ -129,9 +152,32 @@ class LayerStore:
     ) -> None:
         """Add tokens at the end; those that leave the window are coded. `queries`: theirs, if the window reads them."""
         self.extend(key, value, offsets)
-        if queries is not None and self.selection and self.selection.reads_now:
-            self.selection.observe(queries, self.read()[0])
+        if queries is not None and self.waits_for_queries:
+            self.observe(queries, self.read()[0])
         self.flush()
+
+    @property
+    def waits_for_queries(self) -> bool:
+        """Whether what leaves the window is decided by the queries of the coming forward."""
+        return self.observed is not None or (self.selection is not None and self.selection.reads_now)
+
+    def observe(self, queries: Queries, key: Float[Tensor, "b h t d"]) -> None:
+        """The newest tokens' queries have read `key`, all tokens held."""
+        if self.selection is not None:
+            self.selection.observe(queries, key)
+        if self.observed is not None:
+            self._ask_offsets()
+            n_gone = self._n_dropped
+            padded = self._rows_at.at(0, n_gone + key.shape[2], key.shape[0], key.device) < 0
+            self.observed.see_all(queries, key, padded[:, n_gone:] if self._rows_at.runs else None)
+
+    def observe_exact(self, queries: Queries, log_sum: Float[Tensor, "b q m"], mask: Tensor | None) -> None:
+        """As `observe`, where the tokens were read from their bytes: `log_sum` is the logarithm of what the softmax
+        over all tokens held was divided by, `mask` `[b 1 m t]` what of these was seen."""
+        if self.observed is not None:
+            key = self._recent["key"]
+            here = None if mask is None else mask[..., mask.shape[-1] - key.shape[2] :]
+            self.observed.see_exact(queries, key, log_sum, here)
 
     def extend(
         self,
@@ -151,6 +197,7 @@ class LayerStore:
             self._not_asked.append((self.n_tokens, given))
             if given.is_known:
                 self._ask_offsets()
+        n_before = self._recent["value"].shape[2] if self._recent else 0
         for slot, given in zip(SLOTS, (key, value), strict=True):
             x = given.detach()  # what is kept needs no graph of how it came about
             if slot not in self._recent:
@@ -160,6 +207,8 @@ class LayerStore:
                 self._sink[slot] = torch.cat([self._sink[slot], x[:, :, :short]], dim=2)
                 x = x[:, :, short:]
             self._recent[slot] = torch.cat([self._recent[slot], x], dim=2)
+        if self.observed is not None:
+            self.observed.extend(key.shape[0], self._recent["value"].shape[2] - n_before, key.device)
 
     def _ask_offsets(self) -> None:
         """Find out where the tokens stand that came since the last time; waits for the device."""
@@ -189,21 +238,49 @@ class LayerStore:
             self._encode(self.codec, n_leaving)
 
     def _encode(self, codec: LayerCodec, n_leaving: int) -> None:
+        start = time.perf_counter()
         self._ask_offsets()
         step = max(1, ENCODE_TOKENS // codec.granule_tokens) * codec.granule_tokens
+        scores = None if self.observed is None else self.observed.mean(n_leaving)
         left_out = self._looked_at(codec, n_leaving)
+        planes: dict[Slot, Tensor] = {}
         for slot in SLOTS:
             parts = [
                 codec.side(slot).encode_finite(
-                    self._recent[slot][:, :, start : min(start + step, n_leaving)],
-                    self._positions(self._n_coded + start, self._n_coded + min(start + step, n_leaving)),
-                    None if left_out is None else left_out[:, start : start + step],
+                    self._recent[slot][:, :, at : min(at + step, n_leaving)],
+                    self._positions(self._n_coded + at, self._n_coded + min(at + step, n_leaving)),
+                    None if left_out is None else left_out[:, at : at + step],
                 )
-                for start in range(0, n_leaving, step)
+                for at in range(0, n_leaving, step)
             ]
+            if self.refinements is not None:
+                n_base = base_planes(codec, slot)
+                planes[slot] = torch.cat([part.planes[:, n_base:] for part in parts], dim=-1)
+                parts = [replace(part, planes=part.planes[:, :n_base]) for part in parts]
             self._store(slot, parts, n_leaving)
+        if self.refinements is not None and scores is not None:
+            self.refinements.append(self._heat(scores, left_out), codec, planes)
+        if self.observers:
+            self._show(codec, n_leaving, left_out, time.perf_counter() - start)
         self._n_coded += n_leaving
         self._forget_recent(n_leaving)
+
+    def _show(self, codec: LayerCodec, n_leaving: int, kept: Tensor | None, seconds: float) -> None:
+        key, value = (self._recent[slot][:, :, :n_leaving] for slot in SLOTS)
+        where = self._positions(self._n_coded, self._n_coded + n_leaving)
+        leaving = Leaving(codec, key, value, where, kept, self._recent["key"][:, :, n_leaving:], seconds)
+        for observer in self.observers:
+            observer.left(leaving)
+
+    def _heat(self, scores: Float[Tensor, "b t"], left_out: Bool[Tensor, "b t"] | None) -> Tensor:
+        """Of the tokens that leave: none for padding and for what is kept exact."""
+        assert isinstance(self.window, Refining) and self.refinements is not None, "only a rule has heat"
+        b, n = scores.shape
+        none = self._positions(self._n_coded, self._n_coded + n) < 0
+        none = none if left_out is None else none | left_out
+        given = self.refinements.given.to(HOST) if self._n_coded else torch.zeros(b, dtype=torch.int64, device=HOST)
+        heat = self.window.heat(scores.masked_fill(none, math.nan).to(HOST), self._n_coded, given)
+        return uploaded(heat, scores.device)
 
     def _choose(self) -> None:
         key = self._recent["key"]
@@ -233,6 +310,8 @@ class LayerStore:
     def _forget_recent(self, n: int) -> None:
         for slot in SLOTS:
             self._recent[slot] = self._recent[slot][:, :, n:].clone(memory_format=torch.contiguous_format)
+        if self.observed is not None:
+            self.observed.forget(n)
 
     def read(self) -> tuple[Float[Tensor, "b h t d"], Float[Tensor, "b h t e"]]:
         """Dense keys and values of all tokens held, in the dtype they came in; coded ones are decoded."""
@@ -258,6 +337,7 @@ class LayerStore:
             self._n_coded,
             self._n_dropped,
             self._decoded,
+            self.refinements and self.refinements.held(),
         )
 
     @property
@@ -294,6 +374,8 @@ class LayerStore:
         after_sink = max(0, n_tokens - n_sink - self._n_dropped)
         if after_sink >= self._n_coded:
             keep = after_sink - self._n_coded
+            if self.observed is not None:
+                self.observed.keep(keep)
             self._recent = {slot: self._recent[slot][:, :, :keep].clone() for slot in SLOTS}
             return
         assert self.codec is not None, "only a codec codes tokens"
@@ -303,6 +385,9 @@ class LayerStore:
             self._recent[slot] = held.coded(self.codec, slot)[:, :, whole:after_sink].clone()
             for buffer in self._coded[slot].values():
                 buffer.crop(whole // buffer.tokens_per_entry)
+        if self.refinements is not None and self.observed is not None:
+            self.refinements.crop(whole)
+            self.observed.keep(after_sink - whole, self._n_coded - whole)
         self._forget_decoded()
         self._n_coded = whole
         self._exceptions = self._exceptions and self._exceptions.before(whole)
@@ -314,6 +399,9 @@ class LayerStore:
         rows = rows.to(HOST)
         if self.selection is not None:
             self.selection.select(rows)
+        if self.refinements is not None and self.observed is not None:
+            self.refinements.select(rows)
+            self.observed.select(rows)
         for slot in self._recent:
             here = uploaded(rows, self._recent[slot].device)
             self._sink[slot] = self._sink[slot].index_select(0, here)
@@ -323,6 +411,15 @@ class LayerStore:
         self._rows_at = self._rows_at.select(rows)
         if self._exceptions is not None:
             self._exceptions = self._exceptions.select(rows)
+
+    def raise_line(self, line: int) -> None:
+        """Give refinements back (`Refinements.raise_line`); ValueError where another cache reads these bytes too."""
+        if self.refinements is None:
+            return
+        if self.refinements.is_shared:
+            raise ValueError("its bytes are shared with the cache it branched from; shrink that one before it branches")
+        self.refinements.raise_line(line)
+        self._forget_decoded()
 
     @property
     def n_tokens(self) -> int:
@@ -372,6 +469,8 @@ class LayerStore:
             held |= {f"exact.exceptions.{name}": tensor for name, tensor in self._exceptions.tensors().items()}
         if self.selection is not None and self.selection.scores is not None:
             held["side.scores"] = self.selection.scores
+        if self.refinements is not None and self.observed is not None:
+            held |= self.refinements.tensors() | self.observed.tensors()
         return held
 
     def account(self) -> Account:

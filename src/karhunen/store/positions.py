@@ -17,6 +17,12 @@ from torch import Tensor
 
 from karhunen.device import HOST, answers, on_host, uploaded
 
+NOWHERE = -(1 << 40)  # the padding of a row whose token has no one position
+SEVERAL_POSITIONS = (
+    "tokens of an image stand at one position in time and others in height and width, and this codec turns keys by one "
+    "position; use a recipe that codes keys as they are cached, such as nova_kv, kivi or int4"
+)
+
 
 @final
 class Offsets:
@@ -42,12 +48,14 @@ class Offsets:
 
     @staticmethod
     def ask(several: Sequence["Offsets"]) -> None:
-        """Bring all of them to the host, in one copy for each device."""
+        """Bring all of them to the host, in one copy for each device. ValueError for what is NOWHERE."""
         unknown = [offsets for offsets in several if not offsets.is_known]
         for device in {offsets._given.device for offsets in unknown}:
             mine = [offsets for offsets in unknown if offsets._given.device == device]
             for offsets, found in zip(mine, answers(*(o._given for o in mine)), strict=True):
                 offsets._given = found.long()
+                if bool((offsets._given == NOWHERE).any()):
+                    raise ValueError(SEVERAL_POSITIONS)
 
 
 @final

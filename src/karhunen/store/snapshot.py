@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from karhunen.codec import LayerCodec, Packed, as_written
+from karhunen.codec import LayerCodec, Packed, SideCodec, as_written
 from karhunen.device import HOST
 from karhunen.quantizers.base import as_dtype
 from karhunen.statistics.need import Slot
 from karhunen.store.decoded import Decoded
-from karhunen.store.exceptions import Exceptions
+from karhunen.store.exceptions import Exceptions, Places
 from karhunen.store.positions import Positions
+from karhunen.store.refinements import Refined
 
 DECODE_TOKENS = 8192
 """Tokens decoded at a time: bounds the float32 numbers there are at once."""
@@ -27,7 +28,7 @@ class Snapshot:
     """Sinks, coded tokens, recent tokens, in this order; `n_dropped` more stood between sinks and coded ones.
 
     `packed` is None where nothing is coded; `exceptions` are coded tokens that are held exact as well; `decoded` is the
-    store's copy of decoded tokens, if it keeps one.
+    store's copy of decoded tokens, if it keeps one; `refined` says which tokens have more than base bytes.
     """
 
     sink: Mapping[Slot, Tensor]
@@ -38,6 +39,7 @@ class Snapshot:
     n_coded: int
     n_dropped: int
     decoded: Decoded | None = None
+    refined: Refined | None = None
 
     @property
     def n_sink(self) -> int:
@@ -92,9 +94,40 @@ class Snapshot:
         for first in range(start, self.n_coded, step):
             last = min(first + step, self.n_coded)
             positions = self.rows_at.at(shift + first, shift + last, self.batch, like.device)
-            made = side.decode(self._between(self.packed[slot], first, last), positions)
+            packed = self._between(self.packed[slot], first, last)
+            made = side.decode(packed, positions)
+            if self.refined is not None:
+                self._refine(made, side, slot, packed, positions, first)
             parts.append(as_dtype(made, like.dtype))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    def _refine(
+        self, made: Float[Tensor, "b h m d"], side: SideCodec, slot: Slot, packed: Packed, positions: Tensor, first: int
+    ) -> None:
+        """Put over base tokens what base and layers together decode to."""
+        assert self.refined is not None, "nothing is refined"
+        classes = self.refined.classes
+        for row in range(self.batch):
+            mine = self.refined.row(row, first, first + made.shape[2], classes)
+            base = Packed(packed.planes[row : row + 1], {})
+            for n_layers in range(1, self.refined.rule.n_layers + 1):
+                tokens, planes = mine.prefix(base, slot, n_layers)
+                if len(tokens):
+                    made[row, :, tokens] = side.decode(Packed(planes, {}), positions[row : row + 1, tokens])[0]
+
+    def apart(self, rows: slice, start: int, stop: int) -> Places | None:
+        """Row and index of coded tokens that are read apart from the others' bytes, both counted from the beginning of
+        `rows` and `start`: those kept exact, and those that are refined."""
+        found = None if self.exceptions is None else self.exceptions.places(rows, start, stop)
+        if self.refined is None:
+            return found
+        classes = self.refined.classes[rows, start:stop]
+        more = self.refined.places(classes)
+        if found is None:
+            return more
+        at, tokens = (torch.cat([x.to(y), y]) for x, y in zip(found, more, strict=True))
+        order = tokens.argsort(stable=True)
+        return at[order], tokens[order]
 
     def _between(self, packed: Packed, first: int, last: int) -> Packed:
         def cut(x: Tensor) -> Tensor:

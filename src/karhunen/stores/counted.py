@@ -33,7 +33,7 @@ class Counts:
     last_reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """The same as plain values, ready for `json.dumps`."""
         return asdict(self)
 
 
@@ -44,7 +44,7 @@ class Counted(Store):
     def __init__(self, inner: Store) -> None:
         if not isinstance(inner, Store):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(  # a path, say: every call would fail, and be a miss for ever
-                f"{inner!r} is no store; give one of karhunen.stores, such as DirectoryStore(folder)"
+                f"{inner!r} is not a store; give one of karhunen.stores, such as DirectoryStore(folder)"
             )
         self.inner = inner
         self.counts = Counts()

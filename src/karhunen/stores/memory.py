@@ -56,5 +56,5 @@ class MemoryStore(Store):
 
     @property
     def n_bytes(self) -> int:
-        """Held now."""
+        """Bytes of all pages that are held now."""
         return self._n_bytes

@@ -43,7 +43,7 @@ class ChainSpec(TransformSpec):
 @final
 @dataclass(frozen=True)
 class Chain(Transform):
-    """Fitted parts."""
+    """Fitted transforms, one after the other."""
 
     parts: tuple[Transform, ...]
 
@@ -52,11 +52,11 @@ class Chain(Transform):
         return reduce(lambda size, part: part.n_coefficients(g, size), self.parts, d)
 
     def forward(self, x: Float[Tensor, "*b g t d"]) -> Float[Tensor, "*b g t c"]:
-        """Left to right."""
+        """Each part in turn, from left to right."""
         return reduce(lambda y, part: part.forward(y), self.parts, x)
 
     def inverse(self, y: Float[Tensor, "*b g t c"]) -> Float[Tensor, "*b g t d"]:
-        """Right to left."""
+        """The mirror of `forward`: each part undone, from right to left."""
         return reduce(lambda x, part: part.inverse(x), reversed(self.parts), y)
 
 

@@ -29,7 +29,7 @@ class ReorderedHadamard(TransformSpec):
 
     def __post_init__(self) -> None:
         if self.n_heads < 1:
-            raise ValueError(f"n_heads={self.n_heads} is no group of heads; use 1 or more")
+            raise ValueError(f"n_heads={self.n_heads} is not a number of heads; use 1 or more")
 
     def fit(self, data: TransformData) -> AffineMap:
         """One order for each group of heads."""

@@ -35,8 +35,13 @@ class Window(ABC):
 
     @property
     def reads(self) -> Reads:
-        """Which forwards' queries decide what is dropped: none, the first one's, or all."""
+        """Which forwards' queries decide what is dropped or refined: none, the first one's, or all."""
         return "never"
+
+    @property
+    def token_bits(self) -> float:
+        """Bits stored for each coded token of a layer beside its codes."""
+        return 0.0
 
     def group_tokens(self, granule: int) -> int:
         """Tokens are coded in multiples of this; what is decided about a group depends on no other way of appending."""

@@ -28,10 +28,10 @@ class Tokens(Budget):
     def __post_init__(self) -> None:
         refuse_unless_whole(n=self.n)
         if self.n < 0:
-            raise ValueError(f"{self.n} tokens is no budget; use 0 or more")
+            raise ValueError(f"{self.n} tokens is not a budget; use 0 or more")
 
     def of(self, n_seen: int) -> int:
-        """As given."""
+        """The same number, however many tokens were seen."""
         return self.n
 
 
@@ -44,7 +44,7 @@ class Share(Budget):
 
     def __post_init__(self) -> None:
         if not 0 < self.part <= 1:
-            raise ValueError(f"{self.part} of the tokens is no budget; use a share above 0, up to 1")
+            raise ValueError(f"{self.part} of the tokens is not a budget; use a share above 0, up to 1")
 
     def of(self, n_seen: int) -> int:
         """To the nearest token."""

@@ -34,17 +34,17 @@ class SinkRecent(Window):
 
     @property
     def recent_tokens(self) -> int | None:
-        """As given."""
+        """The recipe's option `recent`: newest tokens that stay exact."""
         return self.recent or None
 
     @property
     def sink_tokens(self) -> int:
-        """As given."""
+        """The recipe's option `sink`: first tokens that stay exact."""
         return self.sink
 
     @property
     def exceptions(self) -> SmallNorm | None:
-        """As given."""
+        """The rule `keep`, if there is one."""
         return self.keep
 
     def group_tokens(self, granule: int) -> int:

@@ -80,17 +80,29 @@ class NormBelow:
         kept_before: Int[Tensor, " b"] | None = None,
         padding: Bool[Tensor, "b t"] | None = None,
     ) -> Bool[Tensor, "b t"]:
-        """True where a token is to be kept exact; `t` is a multiple of `group_tokens`, the tokens that are decided on
-        together. `n_before` tokens were decided on earlier, of which each row kept `kept_before`; what a share has set
-        aside is not spent on `padding`. All on the host."""
+        """True where a token is to be kept exact. Tokens are decided on in groups of `group_tokens`, counted from the
+        first coded one: after what ends a group that a crop has cut, `t` is a multiple of it. `n_before` tokens were
+        decided on earlier, of which each row kept `kept_before`; what a share has set aside is not spent on `padding`.
+        All on the host."""
         if self.share is None:
             return norms < self.threshold
         if padding is not None:
             norms = norms.masked_fill(padding, math.inf)
+        kept = torch.zeros(len(norms), dtype=torch.int64, device=HOST) if kept_before is None else kept_before
+        lead = min(-n_before % group_tokens, norms.shape[1])  # of a group that a crop has cut
+        first = self._named(norms[:, :lead], max(lead, 1), n_before, kept)
+        return torch.cat([first, self._named(norms[:, lead:], group_tokens, n_before + lead, kept + first.sum(1))], 1)
+
+    def _named(
+        self, norms: Float[Tensor, "b t"], group_tokens: int, n_before: int, kept_before: Int[Tensor, " b"]
+    ) -> Bool[Tensor, "b t"]:
+        if not norms.shape[1]:
+            return torch.zeros_like(norms, dtype=torch.bool)
         groups = norms.float().unflatten(1, (-1, group_tokens))  # float32: equal tokens have equal norms in any batch
-        kept = [0] * len(norms) if kept_before is None else kept_before.tolist()
         n_short = (groups < self.threshold).sum(2).tolist()
-        n_exact = [self._n_exact(row, group_tokens, n_before, n) for row, n in zip(n_short, kept, strict=True)]
+        n_exact = [
+            self._n_exact(row, group_tokens, n_before, n) for row, n in zip(n_short, kept_before.tolist(), strict=True)
+        ]
         rank = groups.argsort(dim=2, stable=True).argsort(dim=2)
         return (rank < torch.tensor(n_exact, device=HOST)[:, :, None]).flatten(1)
 

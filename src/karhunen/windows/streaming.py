@@ -36,12 +36,12 @@ class Streaming(Window):
 
     @property
     def recent_tokens(self) -> int | None:
-        """As given."""
+        """The recipe's option `recent`: newest tokens that stay exact."""
         return self.recent or None
 
     @property
     def sink_tokens(self) -> int:
-        """As given."""
+        """The recipe's option `sink`: first tokens that stay exact."""
         return self.sink
 
     @property

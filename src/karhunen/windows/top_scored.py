@@ -41,6 +41,11 @@ class TopScored(Window):
         refuse_unless_whole(sink=self.sink, page_tokens=self.page_tokens)
         if self.sink < 0 or self.page_tokens < 1:
             raise ValueError(f"sink={self.sink}, page_tokens={self.page_tokens}: use 0 or more, and 1 or more")
+        if isinstance(self.kept, Tokens) and isinstance(self.recent, Tokens) and self.kept.n < self.recent.n:
+            raise ValueError(
+                f"kept={self.kept.n} tokens are to hold the recent={self.recent.n} newest; use kept={self.recent.n} or "
+                "more, or a smaller recent"
+            )
         kind, newest = type(self.score).__name__, self.score.newest
         if newest and not (isinstance(self.recent, Tokens) and self.recent.n >= newest):
             raise ValueError(f"{kind} gives the {newest} newest tokens no score; keep recent=Tokens({newest}) or more")
@@ -51,7 +56,7 @@ class TopScored(Window):
 
     @property
     def sink_tokens(self) -> int:
-        """As given."""
+        """The recipe's option `sink`: first tokens that stay exact."""
         return self.sink
 
     @property

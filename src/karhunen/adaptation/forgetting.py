@@ -1,0 +1,150 @@
+"""Statistics that forget: what came n tokens ago weighs 2^(−n / half-life).
+
+    moments   M ← 2^(−n/h) M + Moments of n new vectors
+    samples   of C held, C · 2^(−n/h) stay, evenly taken; the newest take the others' places
+
+The text of calibration stands for all that came before: its statistics begin with the weight that an endless stream
+has, h / ln 2 tokens. So a stream like it changes nothing but noise, and little new text changes little.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from karhunen.calibration.host import on_host, with_float64
+from karhunen.calibration.measure import measure
+from karhunen.hf.capture import Observation
+from karhunen.recipe import Recipe
+from karhunen.statistics.gathered import LayerStatistics, Statistics
+from karhunen.statistics.moments import Moments
+from karhunen.statistics.need import Need, Statistic
+from karhunen.statistics.samples import Samples
+
+HALF_LIFE_TOKENS = 4096
+UNSEEN = "only what leaves the exact window is seen here, not the queries that read it"
+
+
+@final
+@dataclass(frozen=True)
+class Forgetting:
+    """How fast: the number of tokens after which one weighs half."""
+
+    half_life_tokens: int = HALF_LIFE_TOKENS
+
+    def __post_init__(self) -> None:
+        if self.half_life_tokens < 1:
+            raise ValueError(f"half_life_tokens={self.half_life_tokens} forgets everything at once; use 1 or more")
+
+    @property
+    def weight(self) -> float:
+        """Tokens' worth of an endless stream."""
+        return self.half_life_tokens / math.log(2)
+
+    def share(self, n_new: int) -> float:
+        """Of the old weight that is left after `n_new` more tokens."""
+        return 2.0 ** (-n_new / self.half_life_tokens)
+
+    def moments(self, old: Moments, new: Moments, n_new: int) -> Moments:
+        """Old ones faded, and new ones."""
+        return faded(old, self.share(n_new)) + new
+
+    def samples(self, old: Samples, new: Samples, n_new: int, capacity: int) -> Samples:
+        """Old ones thinned, and as many of the new ones as fill up, evenly taken."""
+        n_old = min(round(capacity * self.share(n_new)), old.vectors.shape[1])
+        return _evenly(old, n_old) + _evenly(new, min(capacity - n_old, new.vectors.shape[1]))
+
+
+def faded(moments: Moments, share: float) -> Moments:
+    """The same mean and covariance with `share` of the weight."""
+    return Moments(moments.count * share, moments.sum * share, moments.outer * share)
+
+
+def _evenly(samples: Samples, n: int) -> Samples:
+    have = samples.vectors.shape[1]
+    if n >= have:
+        return samples
+    index = torch.arange(n, device=samples.positions.device) * have // max(n, 1)
+    return Samples(samples.vectors[:, index], samples.positions[index])
+
+
+@final
+class Stream:
+    """What a recipe's axes and codebooks are fitted to, kept up to date; all that takes queries or gradients stays as
+    calibration measured it."""
+
+    def __init__(self, recipe: Recipe, calibration: Statistics, forgetting: Forgetting | None = None) -> None:
+        self.forgetting = forgetting or Forgetting()
+        self.calibration = calibration
+        self.needs = tuple(need for need in recipe.needs() if need.kind in ("moments", "samples"))
+        if not any(need.kind == "moments" for need in self.needs):
+            raise ValueError(f"{recipe.name} fits nothing to the vectors it codes, so there is nothing to adapt")
+        self.n_new: dict[int, int] = {}
+        self._held = {i: self._begun(layer) for i, layer in calibration.layers.items()}
+        self._n_tokens = dict.fromkeys(calibration.layers, self.forgetting.weight)
+
+    def add(
+        self,
+        layer: int,
+        key: Float[Tensor, "b h t d"],
+        value: Float[Tensor, "b h t e"],
+        positions: Int[Tensor, "b t"],
+    ) -> None:
+        """Tokens that left the exact window; where `positions` are negative there is padding."""
+        if layer not in self._held:
+            return
+        for row in range(key.shape[0]):
+            real = positions[row] >= 0
+            part = slice(row, row + 1)
+            self._add_row(layer, key[part, :, real], value[part, :, real], positions[part, real])
+
+    def _add_row(self, layer: int, key: Tensor, value: Tensor, positions: Tensor) -> None:
+        n = key.shape[2]
+        if n == 0:
+            return
+        known = self.calibration.layers[layer]
+        key, value, positions = with_float64(key), with_float64(value), positions.to(with_float64(key).device)
+        seen = Observation(layer, key, value, positions, torch.ones_like(positions, dtype=torch.bool), None, UNSEEN)
+        held = dict(self._held[layer])
+        for need in self.needs:
+            found = on_host(measure(replace(need, skip_tokens=0), seen, known.rotary(need.slot)))
+            held[need] = self._merged(need, held[need], found, n)
+        self._held[layer] = held
+        self._n_tokens[layer] = self._n_tokens[layer] * self.forgetting.share(n) + n
+        self.n_new[layer] = self.n_new.get(layer, 0) + n
+
+    def statistics(self) -> Statistics:
+        """As calibration's, of today's text, for `karhunen.fit`."""
+        layers = {
+            i: replace(
+                layer, n_tokens=round(self._n_tokens[i]), measured={**layer.measured, **self._held[i]}
+            )
+            for i, layer in self.calibration.layers.items()
+        }  # fmt: skip
+        n = max(self.n_new.values(), default=0)
+        said = f"{n} tokens that were served, half-life {self.forgetting.half_life_tokens}"
+        return Statistics(self.calibration.model, layers, (*self.calibration.sources, said))
+
+    def _begun(self, layer: LayerStatistics) -> dict[Need, Statistic]:
+        begun: dict[Need, Statistic] = {}
+        for need in self.needs:
+            found = layer.measured.get(need)
+            if isinstance(found, Moments):
+                begun[need] = faded(found, self.forgetting.weight / max(1, layer.n_tokens))
+            elif isinstance(found, Samples):
+                begun[need] = _evenly(found, self._capacity(found))
+            else:
+                raise ValueError(f"these statistics do not hold {need}; give those that the codec was fitted to")
+        return begun
+
+    def _capacity(self, samples: Samples) -> int:
+        return min(samples.vectors.shape[1], round(self.forgetting.weight))
+
+    def _merged(self, need: Need, old: Statistic, new: Statistic, n: int) -> Statistic:
+        if isinstance(old, Moments) and isinstance(new, Moments):
+            return self.forgetting.moments(old, new, n)
+        assert isinstance(old, Samples) and isinstance(new, Samples), f"{need} is neither moments nor samples"
+        return self.forgetting.samples(old, new, n, old.vectors.shape[1])

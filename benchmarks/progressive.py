@@ -526,7 +526,7 @@ def figure_of(document: dict[str, Any]) -> Figure:
             y = [-r[key] if key == "needle" else r[key] for r in mine]
             axes.plot([r["bits"] for r in mine], y, label=name, color=COLOURS[i], marker=MARKERS[i])
         axes.set_title(title)
-        axes.set_xlabel("bits per number, tokens outside the exact window")
+        axes.set_xlabel("bits per number outside the window")
         axes.set_ylabel("−log-probability of a digit, nats" if key == "needle" else "KL, nats")
         axes.set_yscale("log")
         axes.grid(alpha=0.3)

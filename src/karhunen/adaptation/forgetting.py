@@ -106,7 +106,8 @@ class Stream:
         if n == 0:
             return
         known = self.calibration.layers[layer]
-        key, value, positions = with_float64(key), with_float64(value), positions.to(with_float64(key).device)
+        key, value = with_float64(key), with_float64(value)
+        positions = positions.to(key.device)
         seen = Observation(layer, key, value, positions, torch.ones_like(positions, dtype=torch.bool), None, UNSEEN)
         held = dict(self._held[layer])
         for need in self.needs:

@@ -55,7 +55,7 @@ def test_calls_are_compared_as_values() -> None:
 
 
 def test_more_questions_than_facts_are_refused() -> None:
-    for kind, n in (("documents", 11), ("chat", 9)):
+    for kind, n in (("documents", 11), ("chat", 9), ("passkeys", 11)):
         with pytest.raises(ValueError, match=f"{n} questions"):
             KINDS[kind][0](Words(), 600, n, random.Random(0))
     with pytest.raises(ValueError, match="the facts alone take"):

@@ -2,7 +2,7 @@
 
 | kind      | the text                                             | a question                                   |
 |-----------|------------------------------------------------------|----------------------------------------------|
-| passkeys  | keys of seven digits in prose, at even depths        | "The pass key of copper-gate is"             |
+| passkeys  | numbers of seven digits in prose, at even depths     | "The pass code of the north gate is"         |
 | documents | sentences on who does what where, in prose           | "Question: Who is the mayor of Arlen?"       |
 | chat      | a user's eight facts, then eight turns about prose   | "Where do I live?", in the chat's template   |
 
@@ -10,11 +10,12 @@ Prose is that of the test documents, cut to the length asked for; the seed decid
 """
 
 import random
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from karhunen.evaluation.tasks.asked import Ask, Asked
-from karhunen.evaluation.tasks.haystacks import hide, length_of, paragraphs_from, prose_of, values, words
+from karhunen.evaluation.tasks.haystacks import LINE_CHARACTERS, hide, length_of, paragraphs_from, prose_of, values
 
 Make = Callable[[Any, int, int, random.Random], Asked]
 """Given a tokenizer, a number of tokens, a number of questions and a source of chance."""
@@ -31,6 +32,14 @@ WHO = (
     ("The ferry at {} is steered by", "Who steers the ferry at {}?"),
     ("The school in {} is led by", "Who leads the school in {}?"),
 )
+NUMBERED = (
+    "The pass code of the north gate is", "The telephone number of Dr Harker is",
+    "The serial number of the telescope is", "The invoice of the bakery has the number",
+    "The licence plate of the red van is", "The account number of the library is",
+    "The ticket to Bergen has the number", "The membership number of Mrs Lund is",
+    "The combination of the safe is", "The patent for the steam pump has the number",
+)  # fmt: skip
+"""Unlike one another: of ten keys to ten doors a small model takes one for another without any compression."""
 TOWNS = ("Arlen", "Brewick", "Calder", "Dunmore", "Eastvale", "Farrow", "Glenby", "Harwell", "Ilkley", "Jarrow")
 FIRST_NAMES = ("Tomas", "Ada", "Iris", "Jon", "Lena", "Paul", "Rosa", "Sven", "Mira", "Owen", "Clara", "Hugo")
 LAST_NAMES = ("Venn", "Marlow", "Kemp", "Harker", "Orr", "Wicks", "Delgado", "Lund", "Patel", "Price", "Stone", "Bell")
@@ -52,17 +61,17 @@ TOLD = (
 
 
 def passkeys(tokenizer: Any, n_tokens: int, n_asks: int, rng: random.Random) -> Asked:
-    """Keys at `n_asks` even depths, a quarter or three quarters into each part: over texts at twice as many."""
-    doors, keys = words(rng, n_asks), values(rng, "numbers", n_asks)
-    into = rng.choice((0.25, 0.75))
-    depths = [(i + into) / n_asks for i in range(n_asks)]
-    sentences = [_passkey(door, key) for door, key in zip(doors, keys, strict=True)]
-    text = _around(tokenizer, n_tokens, sentences, depths, rng)
+    """Numbers at `n_asks` even depths."""
+    if n_asks > len(NUMBERED):
+        raise ValueError(f"{n_asks} questions to a text; there are {len(NUMBERED)} things with a number")
+    told = list(zip(rng.sample(NUMBERED, n_asks), values(rng, "numbers", n_asks), strict=True))
+    depths = [(i + 0.5) / n_asks for i in range(n_asks)]
+    text = _around(tokenizer, n_tokens, [f"{thing} {number}." for thing, number in told], depths, rng)
     return Asked(
         text,
         tuple(
-            Ask(f"\n\nThe pass key of {door} is", f"{key}.", 12, about={"depth": depth, "length": n_tokens})
-            for door, key, depth in zip(doors, keys, depths, strict=True)
+            Ask(f"\n\n{thing}", f"{number}.", 12, about={"depth": depth, "length": n_tokens})
+            for (thing, number), depth in zip(told, depths, strict=True)
         ),
     )
 
@@ -108,10 +117,6 @@ def chat(tokenizer: Any, n_tokens: int, n_asks: int, rng: random.Random) -> Aske
     return Asked(before, tuple(asks))
 
 
-def _passkey(door: str, key: str) -> str:
-    return f"The pass key of {door} is {key}."
-
-
 def _template(tokenizer: Any, turns: Sequence[dict[str, str]], asks: bool) -> str:
     if getattr(tokenizer, "chat_template", None) is None:
         return "".join(f"{turn['role']}: {turn['content']}\n" for turn in turns) + ("assistant: " if asks else "")
@@ -121,8 +126,9 @@ def _template(tokenizer: Any, turns: Sequence[dict[str, str]], asks: bool) -> st
 def _around(
     tokenizer: Any, n_tokens: int, sentences: Sequence[str], depths: Sequence[float], rng: random.Random
 ) -> str:
-    """The sentences as lines of their own in prose, `n_tokens` together or a paragraph more."""
+    """The sentences as lines of their own between lines of prose, `n_tokens` together or a paragraph more."""
     held = sum(length_of(tokenizer, sentence) for sentence in sentences)
     if held >= n_tokens:
         raise ValueError(f"the facts alone take {held} tokens; ask for a text of more than {n_tokens}")
-    return hide(prose_of(tokenizer, n_tokens - held, paragraphs_from(rng)), sentences, depths)
+    paragraphs = prose_of(tokenizer, n_tokens - held, paragraphs_from(rng))
+    return hide([line for one in paragraphs for line in textwrap.wrap(one, LINE_CHARACTERS)], sentences, depths)

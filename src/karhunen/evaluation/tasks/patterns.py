@@ -3,7 +3,7 @@
 | kind       | the text                                 | a question                                                   |
 |------------|------------------------------------------|--------------------------------------------------------------|
 | code       | the source of a test module              | the lines after it, then the next one                        |
-| copying    | prose                                    | sixteen tokens of it, then the next six                      |
+| copying    | prose                                    | 32 tokens of it, then the next three                         |
 | lists      | lists of words and their reverse         | a new list                                                   |
 | sums       | sums of one- and two-digit numbers       | a new sum                                                    |
 | calls      | requests and calls as JSON, then prose   | a new request                                                |
@@ -22,10 +22,10 @@ from karhunen.evaluation.documents import MODULES
 from karhunen.evaluation.tasks.asked import Ask, Asked
 from karhunen.evaluation.tasks.haystacks import FIRST, SECOND, length_of, paragraphs_from, prose_of
 
-CITIES = ("Delft", "Rome", "Oslo", "Turin", "Ghent", "Paris", "Kyoto", "Quito", "Bergen", "Vienna", "Leeds", "Berlin")
+CITIES = ("Delft", "Rome", "Oslo", "Turin", "Ghent", "Paris", "Kyoto", "Quito", "Bergen", "Vienna", "Madrid", "Berlin")
 N_CALLS = 6
 N_WORDS = 3
-N_GIVEN, N_COPIED, N_UNIQUE = 16, 6, 4
+N_GIVEN, N_COPIED, N_UNIQUE = 32, 3, 4
 
 
 def code(tokenizer: Any, n_tokens: int, n_asks: int, rng: random.Random) -> Asked:

@@ -20,10 +20,10 @@ from statistics import fmean
 
 from karhunen.allocation.uniform import Uniform
 from karhunen.allocation.water_filling import WaterFilling
-from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.rates import Rated
-from karhunen.evaluation.result import Result, read_result
-from karhunen.evaluation.rows import row_of
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.results.rates import Rated
+from karhunen.evaluation.results.result import Result, read_result
+from karhunen.evaluation.results.rows import row_of
 from karhunen.evaluation.runner import Plan, evaluate
 from karhunen.evaluation.tasks.texts import Texts
 from karhunen.frames.rope_frame import RopeFrame

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from karhunen.evaluation.result import read_result
+from karhunen.evaluation.results.result import read_result
 
 
 def row_of(result: dict[str, Any]) -> tuple[str, dict[str, str]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from karhunen.allocation.units import distortion_bound
 from karhunen.allocation.water_filling import ideal_bits
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
 from karhunen.fitting import samples_and_variances
 from karhunen.quantizers.base import QuantizerData
 from karhunen.quantizers.byte_vq import BYTE_BITS, ByteVQ

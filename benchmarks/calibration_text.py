@@ -29,8 +29,8 @@ from karhunen.calibration.own_samples import own_samples
 from karhunen.calibration.texts import calibration_text
 from karhunen.calibration.tokens import sequences
 from karhunen.evaluation.documents import default_documents
-from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.score import run_dense, score
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.scores.score import run_dense, score
 from karhunen.hf.embedded import load
 from karhunen.statistics.artifact import load_statistics, save_statistics
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from karhunen.allocation.water_filling import ideal_bits
-from karhunen.evaluation.report import NO_DATE
+from karhunen.evaluation.results.report import NO_DATE
 from karhunen.fitting import fit, samples_and_variances
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.quantizers.byte_quantizer import ByteQuantizer

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.texts import calibration_code, calibration_prose, calibration_text
-from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.rates import RATES, rated
-from karhunen.evaluation.result import Result, read_result
-from karhunen.evaluation.rows import row_of
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.results.rates import RATES, rated
+from karhunen.evaluation.results.result import Result, read_result
+from karhunen.evaluation.results.rows import row_of
 from karhunen.evaluation.runner import Plan, evaluate
 from karhunen.evaluation.tasks.texts import Texts
 from karhunen.hf.embedded import load

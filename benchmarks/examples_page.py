@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "examples.md"

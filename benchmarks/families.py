@@ -26,7 +26,7 @@ import transformers
 from tests.hf.cells import CLOSE, READ, USUAL, Cell, cell_of, forget
 from tests.hf.families import MODELS
 
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
 
 KEPT = Path("results/reliability/families.json")
 PAGE = Path("docs/reliability.md")

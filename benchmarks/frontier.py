@@ -23,13 +23,13 @@ import torch
 from matplotlib.figure import Figure
 
 from karhunen.calibration.texts import evaluation_text
-from karhunen.evaluation.plots import COLOURS, MARKERS
-from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.rates import Rated
-from karhunen.evaluation.result import read_result
-from karhunen.evaluation.rows import row_of
+from karhunen.evaluation.results.plots import COLOURS, MARKERS
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.results.rates import Rated
+from karhunen.evaluation.results.result import read_result
+from karhunen.evaluation.results.rows import row_of
 from karhunen.evaluation.runner import Plan, evaluate, gathered
-from karhunen.evaluation.step_speed import measure
+from karhunen.evaluation.speed.step_speed import measure
 from karhunen.evaluation.tasks.texts import Texts
 from karhunen.fitting import fit
 from karhunen.hf.embedded import load

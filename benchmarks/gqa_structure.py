@@ -2,8 +2,9 @@
 
     python benchmarks/gqa_structure.py --model smollm2 --tokens 1024 --output results/measured
 
-One forward gives each layer's keys after RoPE and each query head's queries; evaluation/gqa_structure.py compares. The
-transforms are judged on the moments they were made of: structures are compared, not how well one generalises.
+One forward gives each layer's keys after RoPE and each query head's queries, which
+evaluation/scores/gqa_structure.py compares.
+The transforms are judged on the moments they were made of: structures are compared, not how well one generalises.
 """
 
 import argparse
@@ -15,8 +16,8 @@ from statistics import median
 import torch
 
 from karhunen.calibration.texts import evaluation_text
-from karhunen.evaluation.gqa_structure import structures
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.scores.gqa_structure import structures
 from karhunen.hf.capture import Observation, capturing
 from karhunen.statistics.moments import Moments
 

@@ -15,7 +15,7 @@ import torch
 
 from karhunen.codec import Codec
 from karhunen.evaluation.documents import default_documents
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
 from karhunen.fitting import fit
 from karhunen.hf.cache import CompressedCache
 from karhunen.hf.embedded import load

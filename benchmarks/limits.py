@@ -32,10 +32,10 @@ from karhunen.allocation.units import distortion_bound
 from karhunen.allocation.water_filling import ideal_bits
 from karhunen.calibration.texts import calibration_text
 from karhunen.codec import Codec
-from karhunen.evaluation.attention_error import capture
-from karhunen.evaluation.composition import coefficient_bits
 from karhunen.evaluation.documents import default_documents, encode
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.composition import coefficient_bits
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.scores.attention_error import capture
 from karhunen.fitting import fit, samples_and_variances
 from karhunen.hf.embedded import load
 from karhunen.recipes import make

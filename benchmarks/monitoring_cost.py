@@ -23,7 +23,7 @@ import torch
 import karhunen
 from karhunen.calibration.texts import evaluation_text
 from karhunen.evaluation.adoption import PREFILL_TOKENS, first_tokens
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
 from karhunen.hf.embedded import load
 from karhunen.hf.probe import cache_argument, inference
 from karhunen.monitoring.meter import EVERY, LAYERS, Meter, moved_by, sampled

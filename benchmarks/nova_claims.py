@@ -4,7 +4,7 @@
 
 Source: NOVA-KV (arXiv:2608.04074): product quantization after the transform beats it before, at equal bits;
 a transform that is not orthogonal fails with a flat scalar quantizer. Distortion is the expected squared logit error of
-held-out keys, relative to that of the mean key (evaluation/key_distortion.py). Every way stores 2 bits a coefficient;
+held-out keys, relative to that of the mean key (evaluation/scores/key_distortion.py). Every way stores 2 bits;
 the vector quantizers add a float16 gain, the scalar ones a float16 range, per token and head.
 """
 
@@ -17,8 +17,8 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from karhunen.allocation.uniform import Uniform
-from karhunen.evaluation.key_distortion import logit_distortion
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.scores.key_distortion import logit_distortion
 from karhunen.metrics.query import QueryMetric
 from karhunen.quantizers.affine import Affine, PerToken
 from karhunen.quantizers.base import QuantizerSpec

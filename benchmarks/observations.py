@@ -28,9 +28,9 @@ from karhunen.allocation.uniform import Uniform
 from karhunen.allocation.water_filling import WaterFilling
 from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.texts import calibration_text, evaluation_text
-from karhunen.evaluation.attention_error import attention_errors, capture
-from karhunen.evaluation.composition import anatomy
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.composition import anatomy
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.scores.attention_error import attention_errors, capture
 from karhunen.fitting import fit
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.hf.input_maps import linear_map

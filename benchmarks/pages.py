@@ -20,7 +20,7 @@ import torch
 
 from karhunen.calibration.texts import evaluation_text
 from karhunen.codec import Codec
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
 from karhunen.hf.cache import CompressedCache, dense_cache
 from karhunen.hf.embedded import load
 from karhunen.hf.fingerprint import weights_fingerprint

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from karhunen.calibration.texts import evaluation_text
 from karhunen.codec import Codec
-from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.score import PAGE_TOKENS, DenseRun, Document, run_dense, score
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.scores.score import PAGE_TOKENS, DenseRun, Document, run_dense, score
 from karhunen.fitting import fit
 from karhunen.hf.capture import Observation, capturing
 from karhunen.hf.describe import identity_of

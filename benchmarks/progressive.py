@@ -30,9 +30,9 @@ from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.texts import calibration_text
 from karhunen.codec import Codec, SideCodec
 from karhunen.evaluation.documents import Split, default_documents, encode
-from karhunen.evaluation.plots import COLOURS, MARKERS
-from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.score import PAGE_TOKENS, DenseRun, Document, compared_with
+from karhunen.evaluation.results.plots import COLOURS, MARKERS
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.scores.score import PAGE_TOKENS, DenseRun, Document, compared_with
 from karhunen.fitting import fit
 from karhunen.hf.attention import reading_bytes
 from karhunen.hf.cache import CompressedCache, dense_cache

@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from karhunen.evaluation.plots import OURS, style
+from karhunen.evaluation.results.plots import OURS, style
 
 ROOT = Path(__file__).parents[1]
 MODEL, RATE = "smollm2", 8

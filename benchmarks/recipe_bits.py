@@ -1,6 +1,6 @@
 """Bits per element of every recipe at its default options, from bytes that exist; `karhunen recipes` shows them.
 
-    python -m benchmarks.recipe_bits          # writes src/karhunen/evaluation/recipe_bits.json
+    python -m benchmarks.recipe_bits          # writes src/karhunen/evaluation/results/recipe_bits.json
 
 Synthetic vectors: one layer of 2 KV heads of size 64, 2,048 tokens in bfloat16, drawn at random with a spectrum that
 falls by two decades, appended to a real store; codebooks are trained in one iteration, on which no byte depends. Only
@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 from tests.synthetic import _untrained, cached, statistics
 
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
 from karhunen.fitting import fit
 from karhunen.recipes import make, names
 from karhunen.statistics.identity import LayerShape
 from karhunen.store.layer_store import LayerStore
 from karhunen.windows.score import Queries
 
-FILE = Path(__file__).parent.parent / "src" / "karhunen" / "evaluation" / "recipe_bits.json"
+FILE = Path(__file__).parent.parent / "src" / "karhunen" / "evaluation" / "results" / "recipe_bits.json"
 SHAPE = LayerShape("full", n_kv_heads=2, n_query_heads=4, key_dim=64, value_dim=64)
 N_TOKENS = 2048
 

@@ -21,8 +21,8 @@ import karhunen
 from karhunen import recipes
 from karhunen.calibration.texts import calibration_text
 from karhunen.codec import SideCodec
-from karhunen.evaluation.composition import coefficient_bits
-from karhunen.evaluation.report import NO_DATE
+from karhunen.evaluation.results.composition import coefficient_bits
+from karhunen.evaluation.results.report import NO_DATE
 from karhunen.fitting import fit
 from karhunen.planning.price import split_of
 from karhunen.quantizers.base import Codes

@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from karhunen.evaluation.continuation import dense_text, read_prompt, stop_tokens
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.scores.continuation import dense_text, read_prompt, stop_tokens
 from karhunen.evaluation.tasks.questions import CONCLUSIVE, PreparedQuestions
 from karhunen.evaluation.tasks.ruler import KINDS, Ruler
 from karhunen.hf.embedded import load

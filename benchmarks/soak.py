@@ -24,7 +24,7 @@ import karhunen
 from karhunen import recipes
 from karhunen.calibration.calibrate import calibrate
 from karhunen.codec import Codec
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
 from karhunen.fitting import fit
 from karhunen.hf.cache import CompressedCache
 from karhunen.hf.probe import cache_argument

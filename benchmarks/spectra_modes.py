@@ -21,7 +21,7 @@ from torch import Tensor
 from karhunen.attention import absorbed, reference
 from karhunen.attention.absorbed import Absorbed
 from karhunen.codec import LayerCodec, Packed, SideCodec
-from karhunen.evaluation.provenance import provenance
+from karhunen.evaluation.results.provenance import provenance
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.packing.bit_fields import FixedWidth
 from karhunen.quantizers.affine import AffineQuantizer

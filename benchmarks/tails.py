@@ -21,12 +21,12 @@ import torch
 from tasks import shapes_of
 
 from karhunen.codec import Codec
-from karhunen.evaluation.continuation import Prompt, dense_text, leaves_at, stop_tokens
 from karhunen.evaluation.documents import default_documents
-from karhunen.evaluation.metrics import interval, percentile, perplexity
-from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.rates import rated
-from karhunen.evaluation.score import DenseRun, run_dense, score
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.results.rates import rated
+from karhunen.evaluation.scores.continuation import Prompt, dense_text, leaves_at, stop_tokens
+from karhunen.evaluation.scores.metrics import interval, percentile, perplexity
+from karhunen.evaluation.scores.score import DenseRun, run_dense, score
 from karhunen.fitting import fit
 from karhunen.hf.embedded import load
 from karhunen.recipe import Recipe

@@ -15,7 +15,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from karhunen.evaluation.shares import mcnemar, wilson
+from karhunen.evaluation.scores.shares import mcnemar, wilson
 from karhunen.evaluation.tasks.questions import CONCLUSIVE
 
 Cell = dict[str, Any]

@@ -11,7 +11,7 @@ import torch
 
 import karhunen
 from karhunen.calibration.texts import calibration_text, read_texts
-from karhunen.evaluation.score import Document, run_dense, score
+from karhunen.evaluation.scores.score import Document, run_dense, score
 
 
 def main(path: str, name: str = "smollm2", calibration_tokens: int = 4096, read_tokens: int = 1024) -> None:

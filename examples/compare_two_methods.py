@@ -11,7 +11,7 @@ import torch
 
 import karhunen
 from karhunen.calibration.texts import calibration_text, evaluation_text
-from karhunen.evaluation.score import Document, run_dense, score
+from karhunen.evaluation.scores.score import Document, run_dense, score
 
 
 def main(

@@ -10,7 +10,7 @@ import sys
 from matplotlib.figure import Figure
 
 import karhunen
-from karhunen.evaluation.composition import anatomy
+from karhunen.evaluation.results.composition import anatomy
 
 
 def main(folder: str, picture: str = "bit_plan.png") -> None:

@@ -29,10 +29,10 @@ from karhunen import folder as folders
 from karhunen.attention import fused
 from karhunen.attention.reader import reader_of
 from karhunen.codec import Codec
-from karhunen.evaluation.compare import compare
-from karhunen.evaluation.report import page as report_page
-from karhunen.evaluation.result import fingerprint_of, read_result, write_result
-from karhunen.evaluation.rows import rows_of
+from karhunen.evaluation.results.compare import compare
+from karhunen.evaluation.results.report import page as report_page
+from karhunen.evaluation.results.result import fingerprint_of, read_result, write_result
+from karhunen.evaluation.results.rows import rows_of
 from karhunen.fitting import fit
 from karhunen.folder import CONFIG, TENSORS
 from karhunen.pages.frame import HEADER, read, seal

@@ -27,6 +27,22 @@ def test_the_tree_is_as_it_is_drawn() -> None:
     assert not gone, f"take {', '.join(gone)} out of the tree in docs/architecture.md: src/karhunen has it no more"
 
 
+def test_rooms_are_as_they_are_drawn() -> None:
+    """Folders within a folder, where the page draws any."""
+    tree = PAGE.read_text(encoding="utf-8").split("src/karhunen/\n", 1)[1].split("```", 1)[0]
+    drawn_rooms: dict[str, set[str]] = {}
+    folder = ""
+    for line in tree.splitlines():
+        if found := re.match(r"  (\S+)/ ", line):
+            folder = found[1]
+        elif found := re.match(r"    (\S+)/ ", line):
+            drawn_rooms.setdefault(folder, set()).add(found[1])
+    assert {"kernels", "evaluation"} <= set(drawn_rooms)
+    for name, rooms in drawn_rooms.items():
+        there = {path.name for path in (PACKAGE / name).iterdir() if path.is_dir() and any(path.glob("*.py"))}
+        assert there == rooms, f"{name}/ has {sorted(there)}, docs/architecture.md draws {sorted(rooms)}"
+
+
 def test_every_folder_at_the_top_is_drawn() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for folder in ("tests", "benchmarks", "examples", "results", "docs"):

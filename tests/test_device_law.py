@@ -51,7 +51,7 @@ EXCEPTIONS = {
         "kernels/step_attention/__init__.py:PATHS",
     ],
     "decides on the host what is read how: asked once for many numbers, never in a step that codes nothing": [
-        "device.py:answers", "evaluation/composition.py:coefficient_bits",
+        "device.py:answers", "evaluation/results/composition.py:coefficient_bits",
         "hf/cache.py:CompressedCache.reorder_cache", "hf/cache.py:CompressedLayer._select", "pages/exact.py:shortest",
         "pages/layer_pages.py:_kept", "pages/plan.py:PagePlan.checked", "store/exceptions.py:Exceptions.to",
         "store/layer_store.py:LayerStore._heat", "store/layer_store.py:LayerStore.select",
@@ -62,7 +62,7 @@ EXCEPTIONS = {
     ],
     "sums of a layer leave its device, which then has room for the next layer's": [
         "calibration/gathering.py:_where_sums_can_be_made", "calibration/host.py:on_host",
-        "evaluation/leads.py:leads", "hf/input_maps.py:linear_map",
+        "evaluation/scores/leads.py:leads", "hf/input_maps.py:linear_map",
     ],
     "fitting and finding out, once for a model, in float64 and NumPy": [
         "adaptation/adapter.py:_Side.add", "adaptation/adapter.py:bits_of", "allocation/units.py:distortion_bound",
@@ -77,7 +77,7 @@ EXCEPTIONS = {
         "kernels/scan_attention/gpu_frames.py:BoundFrames._made", "kernels/scan_attention/gpu_frames.py:_bias",
     ],
     "bytes for a file, a store, an entropy coder or a fingerprint": [
-        "evaluation/on_disk.py:on_disk", "folder.py:write_folder", "hf/describe.py:_glance",
+        "evaluation/scores/on_disk.py:on_disk", "folder.py:write_folder", "hf/describe.py:_glance",
         "hf/describe.py:sample_digest", "hf/fingerprint.py:_sums", "hf/session.py:save_session",
         "hf/states.py:state_page", "packing/deflate.py:DeflatedPages.shrink", "pages/sides.py:SideLayout._by_part",
         "pages/sides.py:_array", "serving/vllm/saving.py:Saver._read", "serving/vllm/saving.py:Saver._window",

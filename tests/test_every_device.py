@@ -21,7 +21,7 @@ from karhunen.attention.reader import reader_of
 from karhunen.calibration.calibrate import calibrate
 from karhunen.codec import LayerCodec
 from karhunen.device import device_of
-from karhunen.evaluation.attention_error import attention_errors, capture
+from karhunen.evaluation.scores.attention_error import attention_errors, capture
 from karhunen.fitting import fit
 from karhunen.hf.attention import enable
 from karhunen.hf.cache import CompressedCache

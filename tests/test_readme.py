@@ -17,7 +17,7 @@ from typer.main import get_command
 from karhunen import recipes
 from karhunen.cli import run
 from karhunen.cli.app import app
-from karhunen.evaluation.composition import recipe_rows
+from karhunen.evaluation.results.composition import recipe_rows
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

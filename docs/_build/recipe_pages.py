@@ -36,7 +36,7 @@ def pages(root: Path) -> dict[str, str]:
 
 def _page(root: Path, name: str) -> str:
     from karhunen import recipes
-    from karhunen.evaluation.composition import choice
+    from karhunen.evaluation.results.composition import choice
 
     made, function = recipes.make(name), recipes.maker(name)
     text = inspect.getdoc(inspect.getmodule(function)) or ""

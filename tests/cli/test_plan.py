@@ -80,7 +80,7 @@ def test_a_picture_is_drawn_of_the_same_numbers(karhunen: Command, tmp_path: Pat
 
 
 def test_the_picture_has_a_line_for_each_rate() -> None:
-    from karhunen.evaluation.plan_plot import plan_figure
+    from karhunen.evaluation.results.plan_plot import plan_figure
     from karhunen.planning import table
     from karhunen.planning.capacity import Machine, Work
     from karhunen.planning.plan import make_plan

@@ -18,7 +18,7 @@ from tests.cli.terminal import ESCAPE, SOURCE, Shown, in_terminal, interrupted_i
 
 from karhunen.cli import run
 from karhunen.cli.screen import Screen, grid
-from karhunen.evaluation.composition import recipe_rows
+from karhunen.evaluation.results.composition import recipe_rows
 from karhunen.monitoring.exporter import CacheCollector, serve
 from karhunen.monitoring.meter import Meter
 

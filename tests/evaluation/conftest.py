@@ -11,7 +11,7 @@ from tests.cli.conftest import save_tiny
 from karhunen import recipes
 from karhunen.calibration.calibrate import calibrate
 from karhunen.codec import Codec
-from karhunen.evaluation.score import DenseRun, Document, run_dense
+from karhunen.evaluation.scores.score import DenseRun, Document, run_dense
 from karhunen.fitting import fit
 from karhunen.hf.embedded import load
 from karhunen.statistics.gathered import Statistics

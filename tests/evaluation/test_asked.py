@@ -12,8 +12,8 @@ import torch
 from tests.evaluation.conftest import codec_of
 from tests.evaluation.test_tasks import Words
 
-from karhunen.evaluation.continuation import dense_text, read_prompt
-from karhunen.evaluation.shares import mcnemar, wilson
+from karhunen.evaluation.scores.continuation import dense_text, read_prompt
+from karhunen.evaluation.scores.shares import mcnemar, wilson
 from karhunen.evaluation.tasks.asked import Ask, Asked, PreparedAsked, metrics_of, same_line, says
 from karhunen.evaluation.tasks.kinds import KINDS, Kind
 from karhunen.evaluation.tasks.patterns import same_call

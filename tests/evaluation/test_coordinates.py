@@ -2,9 +2,9 @@ import pytest
 import torch
 from tests.synthetic import SMALL, cached, codec
 
-from karhunen.evaluation.attention_error import Captured
-from karhunen.evaluation.composition import coefficient_bits
-from karhunen.evaluation.coordinates import FRACTIONS, coordinates
+from karhunen.evaluation.results.composition import coefficient_bits
+from karhunen.evaluation.scores.attention_error import Captured
+from karhunen.evaluation.scores.coordinates import FRACTIONS, coordinates
 from karhunen.quantizers.base import QuantizerData
 from karhunen.quantizers.byte_vq import ByteVQ
 

@@ -5,7 +5,7 @@ import torch
 from tests.synthetic import seeded
 from torch import Tensor
 
-from karhunen.evaluation.gqa_structure import axes_of, distortion, structures
+from karhunen.evaluation.scores.gqa_structure import axes_of, distortion, structures
 
 H, Q, D = 2, 3, 8
 

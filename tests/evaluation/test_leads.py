@@ -8,8 +8,8 @@ import torch
 from tests.closeness import assert_near
 from tests.hf.test_cache import codec_of, fitted, model_of, run, tokens
 
-from karhunen.evaluation.continuation import coded_text, dense_text, read_prompt
-from karhunen.evaluation.leads import leads, leads_of
+from karhunen.evaluation.scores.continuation import coded_text, dense_text, read_prompt
+from karhunen.evaluation.scores.leads import leads, leads_of
 from karhunen.hf.cache import CompressedCache, dense_cache
 
 

@@ -79,7 +79,7 @@ def test_the_full_cache_scores_as_lm_evals_own_model(
 ) -> None:
     from lm_eval.models.huggingface import HFLM
 
-    from karhunen.evaluation.lm_eval_model import KarhunenLM
+    from karhunen.evaluation.scores.lm_eval_model import KarhunenLM
 
     model, tokenizer = loaded
     plain = samples_of(HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, device="cpu"), tasks)
@@ -98,7 +98,7 @@ def test_the_full_cache_scores_as_lm_evals_own_model(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_coded_cache_is_what_lm_eval_reads(loaded: tuple[Any, Any], statistics: Statistics, tasks: Path) -> None:
-    from karhunen.evaluation.lm_eval_model import KarhunenLM
+    from karhunen.evaluation.scores.lm_eval_model import KarhunenLM
 
     model, tokenizer = loaded
     likelihoods: list[float] = []

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from karhunen.evaluation.metrics import interval, percentile, perplexity, rouge_l, tokens_until_divergence
+from karhunen.evaluation.scores.metrics import interval, percentile, perplexity, rouge_l, tokens_until_divergence
 
 
 def seeded(seed: int) -> torch.Generator:

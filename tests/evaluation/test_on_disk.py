@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from karhunen.evaluation.on_disk import on_disk
+from karhunen.evaluation.scores.on_disk import on_disk
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from karhunen.evaluation.rates import rated, settings
+from karhunen.evaluation.results.rates import rated, settings
 from karhunen.quantizers.affine import Affine, PerToken
 from karhunen.quantizers.base import QuantizerData
 from karhunen.recipes import make, names

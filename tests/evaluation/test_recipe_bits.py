@@ -3,7 +3,7 @@
 import pytest
 from benchmarks.recipe_bits import N_TOKENS, measured
 
-from karhunen.evaluation.composition import measured_bits, recipe_rows
+from karhunen.evaluation.results.composition import measured_bits, recipe_rows
 from karhunen.recipes import names
 
 

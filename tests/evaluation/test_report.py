@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from karhunen import recipes
-from karhunen.evaluation import plots
-from karhunen.evaluation.compare import compare, select
-from karhunen.evaluation.page import chart_data
-from karhunen.evaluation.report import BEGIN, END, grouped, update_between_markers, write_report
-from karhunen.evaluation.result import Result
-from karhunen.evaluation.rows import COLUMNS, bits_per_element, markdown, row_of, rows_of
+from karhunen.evaluation.results import plots
+from karhunen.evaluation.results.compare import compare, select
+from karhunen.evaluation.results.page import chart_data
+from karhunen.evaluation.results.report import BEGIN, END, grouped, update_between_markers, write_report
+from karhunen.evaluation.results.result import Result
+from karhunen.evaluation.results.rows import COLUMNS, bits_per_element, markdown, row_of, rows_of
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed; pip install 'karhunen[plots]'")
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tests.hf.test_cache import fitted, model_of, tokens
 
-from karhunen.evaluation.restored import score_restored
-from karhunen.evaluation.score import Document, run_dense
+from karhunen.evaluation.scores.restored import score_restored
+from karhunen.evaluation.scores.score import Document, run_dense
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "lfm2"])

@@ -11,10 +11,10 @@ import pytest
 from tests.evaluation.test_report import made_up
 
 from karhunen.allocation.water_filling import one_budget
-from karhunen.evaluation.compare import compare, select
-from karhunen.evaluation.report import page
-from karhunen.evaluation.result import Result, fingerprint_of, read_result, read_results, write_result
-from karhunen.evaluation.rows import rows_of
+from karhunen.evaluation.results.compare import compare, select
+from karhunen.evaluation.results.report import page
+from karhunen.evaluation.results.result import Result, fingerprint_of, read_result, read_results, write_result
+from karhunen.evaluation.results.rows import rows_of
 from karhunen.recipes import make
 
 
@@ -124,7 +124,7 @@ def test_a_budget_is_said_once(text: str) -> None:
 
 
 def test_a_point_without_error_is_named_where_a_logarithmic_axis_has_no_place_for_it() -> None:
-    plots = pytest.importorskip("karhunen.evaluation.plots")
+    plots = pytest.importorskip("karhunen.evaluation.results.plots")
     figure = plots.rate_distortion([made_up("spectra", 2.0, 0.1), made_up("int8", 8.0, 0.0)])
     said = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert said == ["no error: int8:bits=8.0"]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from karhunen.evaluation import runner
-from karhunen.evaluation.rates import at, rated, settings
-from karhunen.evaluation.result import Result, path_of, read_result, read_results, write_result
-from karhunen.evaluation.rows import row_of
+from karhunen.evaluation.results.rates import at, rated, settings
+from karhunen.evaluation.results.result import Result, path_of, read_result, read_results, write_result
+from karhunen.evaluation.results.rows import row_of
 from karhunen.evaluation.runner import Plan, evaluate
 from karhunen.evaluation.tasks.texts import PreparedTexts, Texts
 from karhunen.recipes import names

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.evaluation.conftest import N_PREFILL, N_SCORED, codec_of, random_tokens
 
-from karhunen.evaluation.score import DenseRun, Document, Score, run_dense, score
+from karhunen.evaluation.scores.score import DenseRun, Document, Score, run_dense, score
 from karhunen.hf.cache import CompressedLayer
 from karhunen.statistics.gathered import Statistics
 

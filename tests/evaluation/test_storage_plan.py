@@ -3,7 +3,7 @@
 import pytest
 from tests.synthetic import codec
 
-from karhunen.evaluation.composition import anatomy
+from karhunen.evaluation.results.composition import anatomy
 
 
 @pytest.mark.parametrize("name", ["nova_kv", "spectra", "karhunen", "int4"])

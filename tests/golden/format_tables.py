@@ -15,7 +15,7 @@ from tests.synthetic import SMALL, cached, codec, quick, statistics
 from torch import Tensor
 
 from karhunen.codec import PART_PACKAGES, Codec
-from karhunen.evaluation.page_picture import page_figure
+from karhunen.evaluation.results.page_picture import page_figure
 from karhunen.fitting import fit
 from karhunen.pages import PageCodec
 from karhunen.pages.frame import ENTRY_FIELDS, HEADER_FIELDS

@@ -197,7 +197,7 @@ def test_what_is_dropped_holds_no_bytes(window: TopScored) -> None:
 @pytest.mark.parametrize("rate", [4, 8, 12])
 def test_rates_are_met_by_bytes_of_a_long_context(name: str, rate: int) -> None:
     """2,048 tokens of prompt and 192 more, in bfloat16: within a tenth of what `RATES` promises."""
-    from karhunen.evaluation.rates import settings
+    from karhunen.evaluation.results.rates import settings
 
     options = settings(name).get(rate)
     if options is None:

@@ -8,7 +8,7 @@ import pytest
 from tests.hf.tiny import build
 from tests.synthetic import WINDOW
 
-from karhunen.evaluation.composition import anatomy, measured_bits
+from karhunen.evaluation.results.composition import anatomy, measured_bits
 from karhunen.fitting import fit
 from karhunen.planning.made_up import made_up_statistics
 from karhunen.planning.price import price, said_window, split_of

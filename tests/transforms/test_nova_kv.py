@@ -10,7 +10,7 @@ from tests.synthetic import cached, measure, rotary, seeded, vectors
 from torch import Tensor
 
 from karhunen.allocation.uniform import Uniform
-from karhunen.evaluation.key_distortion import logit_distortion
+from karhunen.evaluation.scores.key_distortion import logit_distortion
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.metrics.query import QueryMetric
 from karhunen.quantizers.affine import Affine, PerToken

@@ -9,8 +9,8 @@ NAMES = {"kl": "KL, nats", "agree": "top-1", "nll_delta": "ΔNLL", "score": "sco
 
 def run(a: str, b: str, results: Path, as_json: bool) -> None:
     """Each of A and B is a folder or file of results, or a recipe among those in `results`."""
-    from karhunen.evaluation.compare import compare, select
-    from karhunen.evaluation.result import read_results
+    from karhunen.evaluation.results.compare import compare, select
+    from karhunen.evaluation.results.result import read_results
 
     with Screen(as_json).open() as screen:
         mine, other = (

@@ -51,7 +51,7 @@ def run(wanted: Wanted, as_json: bool) -> int:
 def run_leaderboard(wanted: Wanted, output: Path, as_json: bool) -> int:
     """Evaluate the default suite, then write page, pictures and Markdown of all results in the folder."""
     from karhunen.cli.report import write
-    from karhunen.evaluation.report import check_report_target
+    from karhunen.evaluation.results.report import check_report_target
 
     check_report_target(output)
     with Screen(as_json).open() as screen:
@@ -80,7 +80,7 @@ def plan_of(wanted: Wanted) -> "Plan":
     """The plan that the arguments ask for; ValueError on the first that is wrong."""
     from karhunen import recipes
     from karhunen.calibration.placement import chosen
-    from karhunen.evaluation.rates import rated
+    from karhunen.evaluation.results.rates import rated
     from karhunen.evaluation.runner import Plan
     from karhunen.evaluation.tasks import make_tasks
 
@@ -113,8 +113,8 @@ def plan_of(wanted: Wanted) -> "Plan":
 
 def show(screen: Screen, outcome: "Outcome") -> None:
     """One row per result, and each refusal with its reason."""
-    from karhunen.evaluation.result import read_result
-    from karhunen.evaluation.rows import COLUMNS, rows_of
+    from karhunen.evaluation.results.result import read_result
+    from karhunen.evaluation.results.rows import COLUMNS, rows_of
 
     rows = rows_of([read_result(path) for path in outcome.paths])
     rows.sort(key=lambda row: (row.task, row.model, row.bits_per_element))

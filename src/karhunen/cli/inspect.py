@@ -9,13 +9,13 @@ from karhunen.cli.screen import Screen, grid, rounded
 from karhunen.cli.verify import card_document, card_table
 
 if TYPE_CHECKING:
-    from karhunen.evaluation.composition import Anatomy
+    from karhunen.evaluation.results.composition import Anatomy
 
 
 def run(folder: Path, as_json: bool) -> None:
     """Read an artifact and take it apart."""
     from karhunen.codec import Codec
-    from karhunen.evaluation.composition import anatomy
+    from karhunen.evaluation.results.composition import anatomy
 
     codec = Codec.from_pretrained(folder)
     screen = Screen(as_json)

@@ -164,7 +164,7 @@ def _recipes(wanted: Wanted) -> list[tuple[str, "Recipe"]]:
     if not texts:
         return []
     from karhunen import recipes
-    from karhunen.evaluation.rates import settings
+    from karhunen.evaluation.results.rates import settings
 
     found: list[tuple[str, Recipe]] = []
     for text in texts:
@@ -224,6 +224,6 @@ def _check_plot(file: Path) -> None:
 
 
 def _draw(plan: Plan, file: Path) -> None:
-    from karhunen.evaluation.plan_plot import plan_figure
+    from karhunen.evaluation.results.plan_plot import plan_figure
 
     plan_figure(plan).savefig(file, dpi=150)

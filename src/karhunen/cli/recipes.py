@@ -8,7 +8,7 @@ from karhunen.cli.screen import Screen, grid, rounded
 
 def run(as_json: bool) -> None:
     """List every recipe."""
-    from karhunen.evaluation.composition import measured_bits, recipe_rows
+    from karhunen.evaluation.results.composition import measured_bits, recipe_rows
 
     screen = Screen(as_json)
     with screen.open():

@@ -15,8 +15,8 @@ def write(
     screen: Screen, sources: tuple[Path, ...], output: Path, *, readme: Path | None = None, document: bool = True
 ) -> None:
     """The work of the verb, for other verbs too; `document` prints the JSON document."""
-    from karhunen.evaluation.report import update_between_markers, write_report
-    from karhunen.evaluation.result import read_results
+    from karhunen.evaluation.results.report import update_between_markers, write_report
+    from karhunen.evaluation.results.result import read_results
 
     if missing := [str(path) for path in sources if not path.exists()]:
         raise ValueError(f"no such folder: {', '.join(missing)}; make results with `karhunen evaluate`")

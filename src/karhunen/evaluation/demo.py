@@ -17,7 +17,7 @@ from torch import nn
 from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.texts import calibration_text, evaluation_text
 from karhunen.codec import Codec
-from karhunen.evaluation.score import Document, Score, run_dense, score
+from karhunen.evaluation.scores.score import Document, Score, run_dense, score
 from karhunen.fitting import fit
 from karhunen.hf.attention import reading_bytes
 from karhunen.hf.generation import Generation, generate, prompt_tokens

@@ -22,7 +22,7 @@ import torch
 from karhunen.calibration.texts import evaluation_text, read_texts
 from karhunen.device import HOST
 from karhunen.evaluation.literature import work
-from karhunen.evaluation.score import Document
+from karhunen.evaluation.scores.score import Document
 
 Split = Literal["development", "test"]
 SPLITS: tuple[Split, ...] = ("development", "test")

@@ -19,9 +19,9 @@ from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.texts import calibration_text
 from karhunen.codec import Codec
 from karhunen.device import HOST, named
-from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.rates import Rated
-from karhunen.evaluation.result import path_of, write_result
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.results.rates import Rated
+from karhunen.evaluation.results.result import path_of, write_result
 from karhunen.evaluation.tasks.base import Prepared, Task
 from karhunen.evaluation.workers import end_with_parent, unheard, workers
 from karhunen.fitting import fit

@@ -24,10 +24,10 @@ from karhunen.card import Gate, ReportCard
 from karhunen.codec import Codec
 from karhunen.device import named
 from karhunen.evaluation.documents import default_documents, file_documents
-from karhunen.evaluation.metrics import percentile
-from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.restored import score_restored
-from karhunen.evaluation.score import Document, Score, run_dense, score
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.scores.metrics import percentile
+from karhunen.evaluation.scores.restored import score_restored
+from karhunen.evaluation.scores.score import Document, Score, run_dense, score
 from karhunen.evaluation.tasks.needles import Needles
 from karhunen.evaluation.tasks.questions import CONCLUSIVE
 from karhunen.evaluation.tasks.tool_calls import ToolCalls

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from karhunen.codec import Codec
 from karhunen.device import HOST
-from karhunen.evaluation.continuation import stop_tokens
-from karhunen.evaluation.leads import leads
-from karhunen.evaluation.metrics import rouge_l
-from karhunen.evaluation.score import coded_copy
-from karhunen.evaluation.shares import wilson
+from karhunen.evaluation.scores.continuation import stop_tokens
+from karhunen.evaluation.scores.leads import leads
+from karhunen.evaluation.scores.metrics import rouge_l
+from karhunen.evaluation.scores.score import coded_copy
+from karhunen.evaluation.scores.shares import wilson
 from karhunen.evaluation.tasks.base import Prepared
 from karhunen.evaluation.tasks.dense_memory import DenseMemory
 from karhunen.evaluation.tasks.questions import CONCLUSIVE

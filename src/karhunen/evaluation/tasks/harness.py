@@ -72,7 +72,7 @@ class PreparedHarness(Prepared):
 
     def measure(self, codec: Codec) -> dict[str, Any]:
         """Both models on all tasks."""
-        from karhunen.evaluation.lm_eval_model import KarhunenLM
+        from karhunen.evaluation.scores.lm_eval_model import KarhunenLM
 
         kind: Any = KarhunenLM
         coded_model = kind(self.model, codec, tokenizer=self.tokenizer)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from karhunen.codec import Codec
 from karhunen.device import HOST
-from karhunen.evaluation.continuation import Prompt, coded_text, dense_text, read_prompt, stop_tokens
-from karhunen.evaluation.metrics import interval
+from karhunen.evaluation.scores.continuation import Prompt, coded_text, dense_text, read_prompt, stop_tokens
+from karhunen.evaluation.scores.metrics import interval
 from karhunen.evaluation.tasks.base import Prepared
 from karhunen.hf.generation import prompt_tokens
 from karhunen.hf.probe import text_config

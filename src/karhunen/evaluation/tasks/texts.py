@@ -14,13 +14,13 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from karhunen.codec import Codec
-from karhunen.evaluation.attention_error import attention_errors, capture
-from karhunen.evaluation.composition import anatomy
-from karhunen.evaluation.continuation import Prompt, agreement, coded_text, dense_text, read_prompt, stop_tokens
-from karhunen.evaluation.coordinates import coordinates
 from karhunen.evaluation.documents import MODULES, SPLITS, Split, default_documents, file_documents
-from karhunen.evaluation.metrics import interval, percentile, perplexity
-from karhunen.evaluation.score import DenseRun, Document, Score, run_dense, score
+from karhunen.evaluation.results.composition import anatomy
+from karhunen.evaluation.scores.attention_error import attention_errors, capture
+from karhunen.evaluation.scores.continuation import Prompt, agreement, coded_text, dense_text, read_prompt, stop_tokens
+from karhunen.evaluation.scores.coordinates import coordinates
+from karhunen.evaluation.scores.metrics import interval, percentile, perplexity
+from karhunen.evaluation.scores.score import DenseRun, Document, Score, run_dense, score
 from karhunen.evaluation.tasks.base import Prepared, Task
 from karhunen.hf.probe import text_config
 

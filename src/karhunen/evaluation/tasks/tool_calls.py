@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from karhunen.codec import Codec
 from karhunen.device import HOST
-from karhunen.evaluation.leads import leads
-from karhunen.evaluation.score import coded_copy
+from karhunen.evaluation.scores.leads import leads
+from karhunen.evaluation.scores.score import coded_copy
 from karhunen.evaluation.tasks.base import Prepared, Task
 from karhunen.evaluation.tasks.haystacks import essay, fill
 from karhunen.hf.cache import dense_cache

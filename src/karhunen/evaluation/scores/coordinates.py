@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.codec import Codec, SideCodec
-from karhunen.evaluation.attention_error import Captured
-from karhunen.evaluation.composition import coefficient_bits
+from karhunen.evaluation.results.composition import coefficient_bits
+from karhunen.evaluation.scores.attention_error import Captured
 from karhunen.statistics.need import SLOTS
 
 FRACTIONS = tuple(i / 16 for i in range(17))

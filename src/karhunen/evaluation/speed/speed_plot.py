@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from karhunen.device import HOST
-from karhunen.evaluation.plots import COLOURS, MARKERS
+from karhunen.evaluation.results.plots import COLOURS, MARKERS
 
 
 def speed_figure(document: dict[str, Any]) -> Figure:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from karhunen.device import HOST
-from karhunen.evaluation.metrics import Interval, interval
-from karhunen.evaluation.result import Result
-from karhunen.evaluation.rows import bits_per_element
+from karhunen.evaluation.results.result import Result
+from karhunen.evaluation.results.rows import bits_per_element
+from karhunen.evaluation.scores.metrics import Interval, interval
 
 MEASURES = {"kl": "lower", "agree": "higher", "nll_delta": "lower"}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from karhunen.evaluation.plots import BASELINES, COLOURS, MARKERS, OURS, style
+from karhunen.evaluation.results.plots import BASELINES, COLOURS, MARKERS, OURS, style
 from karhunen.planning.plan import Plan, Row
 
 SHORTEST, POINTS = 1024, 25

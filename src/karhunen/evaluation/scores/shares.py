@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
-from karhunen.evaluation.metrics import LEVEL
+from karhunen.evaluation.scores.metrics import LEVEL
 
 
 def wilson(n_right: int, n: int, level: float = LEVEL) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, final
 
-from karhunen.evaluation.result import Result
+from karhunen.evaluation.results.result import Result
 
 COLUMNS: tuple[str, ...] = (
     "model", "task", "recipe", "bits/element", "× to 16 bit", "KL, nats", "KL 95 %", "top-1", "top-1 95 %",

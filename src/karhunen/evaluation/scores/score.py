@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from karhunen.codec import Codec
-from karhunen.evaluation.on_disk import on_disk
+from karhunen.evaluation.scores.on_disk import on_disk
 from karhunen.hf.cache import CompressedCache, dense_cache
 from karhunen.hf.probe import cache_argument, inference
 from karhunen.store.report import Report

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from karhunen.codec import Codec
 from karhunen.device import HOST
-from karhunen.evaluation.leads import leads
-from karhunen.evaluation.metrics import rouge_l, tokens_until_divergence
-from karhunen.evaluation.score import coded_copy
+from karhunen.evaluation.scores.leads import leads
+from karhunen.evaluation.scores.metrics import rouge_l, tokens_until_divergence
+from karhunen.evaluation.scores.score import coded_copy
 from karhunen.hf.cache import dense_cache
 from karhunen.hf.probe import cache_argument, inference
 from karhunen.store.report import Report

@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from karhunen import recipes
-from karhunen.evaluation.result import Result
-from karhunen.evaluation.rows import Row, bits_per_element, is_smaller, row_of
+from karhunen.evaluation.results.result import Result
+from karhunen.evaluation.results.rows import Row, bits_per_element, is_smaller, row_of
 
 COLOURS = ("#0072B2", "#B2182B", "#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#8C6D1F", "#5E3C99")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "h", "p", "d", "H")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from karhunen.codec import Codec
 from karhunen.device import HOST
-from karhunen.evaluation.score import DenseRun, Tick, compared_with
+from karhunen.evaluation.scores.score import DenseRun, Tick, compared_with
 from karhunen.hf.probe import inference
 from karhunen.pages import PageCodec
 

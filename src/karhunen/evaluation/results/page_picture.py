@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from karhunen.evaluation.plots import COLOURS
+from karhunen.evaluation.results.plots import COLOURS
 from karhunen.pages import PageCodec
 from karhunen.pages.frame import ENTRY, ENTRY_FIELDS, HEADER, HEADER_FIELDS, LENGTH, read
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from karhunen.evaluation import plots
-from karhunen.evaluation.rows import Row
+from karhunen.evaluation.results import plots
+from karhunen.evaluation.results.rows import Row
 
 
 def _file(name: str) -> str:
-    return files("karhunen.evaluation").joinpath(name).read_text(encoding="utf-8")
+    return files("karhunen.evaluation.results").joinpath(name).read_text(encoding="utf-8")
 
 
 CSS = _file("page.css")

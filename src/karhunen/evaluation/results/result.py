@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from karhunen.evaluation.result_shape import check_shape
+from karhunen.evaluation.results.result_shape import check_shape
 
 FORMAT, VERSION = "karhunen-result", 1
 

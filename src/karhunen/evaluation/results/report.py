@@ -15,10 +15,10 @@ from typing import Any, final
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from karhunen.evaluation import plots
-from karhunen.evaluation.page import CSS, SCRIPT, chart_data
-from karhunen.evaluation.result import Result
-from karhunen.evaluation.rows import COLUMNS, Row, bits_per_element, markdown, row_of, rows_of, task_names
+from karhunen.evaluation.results import plots
+from karhunen.evaluation.results.page import CSS, SCRIPT, chart_data
+from karhunen.evaluation.results.result import Result
+from karhunen.evaluation.results.rows import COLUMNS, Row, bits_per_element, markdown, row_of, rows_of, task_names
 from karhunen.folder import check_writable
 
 BEGIN, END = "<!-- karhunen results: begin -->", "<!-- karhunen results: end -->"

@@ -11,11 +11,12 @@ import torch
 from gpu_shapes import SIZES, D, H, Q, frames_of, side_of, tables_of
 from torch import Tensor
 
-from karhunen.kernels.byte_attention import CodedTokens, Partial
+from karhunen.kernels.byte_attention import CodedTokens
 from karhunen.kernels.byte_attention import naive as naive_attention
 from karhunen.kernels.byte_decode import naive as naive_decode
 from karhunen.kernels.byte_encode import naive as naive_encode
 from karhunen.kernels.scan_attention import naive as naive_scan
+from karhunen.kernels.softmax import Partial
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from karhunen.attention import absorbed, reference
 from karhunen.attention.absorbed import Absorbed
-from karhunen.attention.reference import Partial, merge
 from karhunen.codec import LayerCodec, Packed
 from karhunen.fitting import fit
 from karhunen.frames.rope_frame import RopeFrame
+from karhunen.kernels.softmax import Partial
 from karhunen.recipe import Recipe, Side
 from karhunen.recipes import make
 from karhunen.statistics.need import SLOTS
@@ -63,19 +63,19 @@ def both(recipe: Recipe, t: int, b: int = 1, m: int = 2, first: int = 0) -> tupl
 @pytest.mark.parametrize("name", RECIPES)
 def test_reading_coefficients_equals_decoding_then_softmax(name: str) -> None:
     ours, defined = both(RECIPES[name], t=64)
-    assert_near(ours.output, defined.output, SUM)
+    assert_near(ours.mean, defined.mean, SUM)
     assert_near(ours.log_sum, defined.log_sum, SUM)
 
 
 @pytest.mark.parametrize(("t", "first"), [(1, 0), (BLOCK, 0), (BLOCK + 1, 0), (50, 5), (33, 1000)])
 def test_blocks_may_begin_and_end_anywhere(t: int, first: int) -> None:
     ours, defined = both(RECIPES["block_joined"], t, first=first)
-    assert_near(ours.output, defined.output, SUM)
+    assert_near(ours.mean, defined.mean, SUM)
 
 
 def test_rows_of_a_batch_have_positions_of_their_own() -> None:
     ours, defined = both(RECIPES["block"], 40, b=3)
-    assert_near(ours.output, defined.output, SUM)
+    assert_near(ours.mean, defined.mean, SUM)
     assert_near(ours.log_sum, defined.log_sum, SUM)
 
 
@@ -85,8 +85,8 @@ def test_the_output_projection_absorbs_the_values_transform() -> None:
     layer = Absorbed.of(codec, SMALL.key_dim, SMALL.value_dim, torch.float64)
     rest = (key, value, positions, queries(1, 2), 0.2)
     weight = torch.randn(48, SMALL.n_query_heads * SMALL.value_dim, generator=seeded(4)).double()
-    plain = reference.attend(codec, *rest).output.transpose(1, 2).flatten(2) @ weight.mT
-    sums = absorbed.attend_coefficients(layer, *rest).output  # [b q m r]
+    plain = reference.attend(codec, *rest).mean.transpose(1, 2).flatten(2) @ weight.mT
+    sums = absorbed.attend_coefficients(layer, *rest).mean  # [b q m r]
     offset = layer.value.offset.repeat_interleave(2, 0).flatten() @ weight.mT
     direct = torch.einsum("bqmr,qrn->bmn", sums, layer.output_weight(weight)) + offset
     assert_near(direct, plain, SUM)
@@ -97,19 +97,6 @@ def test_coefficients_without_bits_are_not_read() -> None:
     layer = Absorbed.of(codec, SMALL.key_dim, SMALL.value_dim)
     assert layer.key.n_kept < 2 * SMALL.key_dim
     assert layer.key.matrix.shape == (2, layer.key.n_kept, SMALL.key_dim)
-
-
-def test_parts_merge_to_attention_to_all_tokens() -> None:
-    """With a learned sink beside them, which takes weight and gives nothing."""
-    k, v = cached(SMALL, 1, 30)
-    q = queries(1, 2).unflatten(1, (2, 2))
-    scores, values = q @ k.double()[:, :, None].mT, v.double()[:, :, None]
-    parts = [reference.weighted(scores[..., s], values[..., s, :]) for s in (slice(0, 7), slice(7, 30))]
-    assert torch.allclose(merge(parts), reference.weighted(scores, values).output)
-    sinks = torch.randn(4, generator=seeded(2)).double()
-    logits = torch.cat([scores, sinks.reshape(1, 2, 2, 1, 1).expand(-1, -1, -1, 2, -1)], -1)
-    expected = (logits.softmax(-1)[..., :-1] @ values).flatten(1, 2)
-    assert torch.allclose(merge(parts, sinks), expected)
 
 
 def test_values_of_a_centered_frame_that_turns_are_refused() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from karhunen.attention.fused import TOLERANCE, attend
 from karhunen.attention.reader import reader_of
-from karhunen.attention.reference import merge, weighted
+from karhunen.kernels.softmax import attended
 from karhunen.store.layer_store import LayerStore
 from karhunen.windows.refining import Refining
 from karhunen.windows.score import Queries
@@ -35,8 +35,8 @@ def decoded(store: LayerStore, query: Tensor) -> tuple[Tensor, Tensor]:
     m = query.shape[2]
     scores = query.double().unflatten(1, (SMALL.n_kv_heads, -1)) @ key.mT * SCALE
     later = torch.ones(m, N, dtype=torch.bool).triu(N - m + 1)
-    part = weighted(scores.masked_fill(later, -torch.inf), value)
-    return merge([part]), part.log_sum
+    part = attended(scores.masked_fill(later, -torch.inf), value)
+    return part.mean.flatten(1, 2), part.log_sum.flatten(1, 2)
 
 
 @pytest.mark.parametrize("m", [1, 3])

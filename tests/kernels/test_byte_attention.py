@@ -7,16 +7,9 @@ import torch
 from tests.closeness import assert_near
 from torch import Tensor
 
-from karhunen.kernels.byte_attention import (
-    CodedTokens,
-    Partial,
-    available,
-    byte_attention,
-    choose_path,
-    merge_partials,
-    naive,
-)
+from karhunen.kernels.byte_attention import CodedTokens, available, byte_attention, choose_path, naive
 from karhunen.kernels.byte_tables import ByteTables
+from karhunen.kernels.softmax import Partial, merge_partials
 
 LENGTHS = (1, 63, 64, 1000)  # below, around and past one block of tokens
 

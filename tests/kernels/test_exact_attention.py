@@ -9,8 +9,8 @@ from tests.closeness import assert_near
 from torch import Tensor
 
 from karhunen.kernels import paths
-from karhunen.kernels.byte_attention.inputs import Partial
 from karhunen.kernels.exact_attention import CodedPart, naive
+from karhunen.kernels.softmax import Partial
 
 
 def piece(n: int, b: int, h: int, d: int, e: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

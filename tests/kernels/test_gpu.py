@@ -12,11 +12,12 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from triton.runtime.errors import InterpreterError
 
 from karhunen.kernels import paths, triton_launch
-from karhunen.kernels.byte_attention import CodedTokens, Partial, byte_attention, choose_path, gpu, naive
+from karhunen.kernels.byte_attention import CodedTokens, byte_attention, choose_path, gpu, naive
 from karhunen.kernels.byte_decode import byte_decode
 from karhunen.kernels.byte_encode import byte_encode
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.entry_quads import entry_quads, pieces, refines
+from karhunen.kernels.softmax import Partial
 from karhunen.kernels.split_attention.launch import Launch
 
 DEVICE = torch.device("cpu" if triton_launch.INTERPRETED else "cuda")

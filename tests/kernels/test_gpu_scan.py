@@ -16,13 +16,14 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from karhunen.kernels import triton_launch
-from karhunen.kernels.byte_attention import CodedTokens, Partial
+from karhunen.kernels.byte_attention import CodedTokens
 from karhunen.kernels.byte_decode import byte_decode
 from karhunen.kernels.byte_encode import byte_encode
 from karhunen.kernels.byte_tables import ByteTables
 from karhunen.kernels.entry_quads import entry_quads
 from karhunen.kernels.scan.emit import KINDS
 from karhunen.kernels.scan_attention import Frames, gpu, naive, scan_attention
+from karhunen.kernels.softmax import Partial
 from karhunen.kernels.split_attention.launch import Launch
 
 DEVICE = torch.device("cpu" if triton_launch.INTERPRETED else "cuda")

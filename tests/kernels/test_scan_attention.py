@@ -14,7 +14,8 @@ from karhunen.kernels.byte_tables import ByteTables, Lookups
 from karhunen.kernels.scan import isa
 from karhunen.kernels.scan.emit import KINDS
 from karhunen.kernels.scan.tokens import place
-from karhunen.kernels.scan_attention import Partial, cpu, naive
+from karhunen.kernels.scan_attention import cpu, naive
+from karhunen.kernels.softmax import Partial
 
 needs_cpu = pytest.mark.skipif(not cpu.available()[0], reason=cpu.available()[1])
 WIDTHS = isa.widths()

@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from karhunen.attention.reference import Partial, weighted
 from karhunen.codec import LayerCodec, Packed, SideCodec
 from karhunen.device import HOST
 from karhunen.frames.rope_frame import split_heads
+from karhunen.kernels.softmax import Partial, attended
 from karhunen.quantizers.affine import AffineQuantizer
 from karhunen.quantizers.base import Codes
 
@@ -90,7 +90,7 @@ def attend(
     """As `reference.attend`, without decoding."""
     sums = attend_coefficients(layer, key, value, positions, query, scale)
     h = layer.codec.value.n_heads
-    out = sums.output.unflatten(1, (h, -1)) @ layer.value.matrix[:, None] + layer.value.offset[:, None, None]
+    out = sums.mean.unflatten(1, (h, -1)) @ layer.value.matrix[:, None] + layer.value.offset[:, None, None]
     if (mean := layer.codec.value.mean) is not None:
         out = out + mean.to(out.dtype)[:, None, None]
     return Partial(out.flatten(1, 2), sums.log_sum)
@@ -111,7 +111,8 @@ def attend_coefficients(
     rows = [
         _scores(layer, y[b : b + 1], positions[b], query[b : b + 1].unflatten(1, (h, -1))) for b in range(len(query))
     ]
-    return weighted(torch.cat(rows) * scale, z[:, :, None])
+    part = attended(torch.cat(rows) * scale, z[:, :, None])
+    return Partial(part.mean.flatten(1, 2), part.log_sum.flatten(1, 2))
 
 
 def _scores(

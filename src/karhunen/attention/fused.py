@@ -20,11 +20,12 @@ from karhunen.attention.reader import ByteSide, Reader, bytes_of
 from karhunen.attention.refined import refined_attention
 from karhunen.codec import Packed, SideCodec
 from karhunen.device import answers, on_host
-from karhunen.kernels.byte_attention import CodedTokens, Partial, byte_attention, merge_partials
+from karhunen.kernels.byte_attention import CodedTokens, byte_attention
 from karhunen.kernels.byte_attention.naive import additive
 from karhunen.kernels.exact_attention import CodedPart, exact_attention
 from karhunen.kernels.paths import fastest
 from karhunen.kernels.scan_attention import Frames, scan_attention
+from karhunen.kernels.softmax import Partial, attended, capped, merge_partials, with_sinks
 from karhunen.kernels.step_attention import step_attention
 from karhunen.quantizers.base import Codes
 from karhunen.quantizers.byte_quantizer import ByteQuantizer
@@ -84,14 +85,11 @@ def attend(
     if held.refined is not None and held.packed is not None:
         terms = over_coded.terms
         whole = merge_partials([whole, refined_attention(reader, held, rows, scale, softcap, terms)])
-    out = whole.mean.reshape(b, n_heads, m, -1)
+    heads = Partial(whole.mean.reshape(b, n_heads, m, -1), whole.log_sum.reshape(b, n_heads, m))
+    whole = with_sinks(heads, None if sinks is None else sinks[:, None])
     if on_log_sum is not None:
-        total = whole.log_sum.reshape(b, n_heads, m)
-        on_log_sum(total if sinks is None else torch.logaddexp(total, sinks.to(total.dtype)[:, None]))
-    if sinks is not None:
-        share = torch.sigmoid(whole.log_sum.reshape(b, n_heads, m) - sinks.to(rows.dtype)[:, None])
-        out = out * share[..., None]
-    return out.to(query.dtype)
+        on_log_sum(whole.log_sum)
+    return whole.mean.to(query.dtype)
 
 
 def refusal(reader: Reader, held: Snapshot, over_coded: "OverCoded") -> str:
@@ -168,9 +166,7 @@ def _exact(
         torch.cat([held.sink[s], held.recent[s], *([getattr(extra, s)] if extra else [])], dim=2).to(rows.dtype)
         for s in ("key", "value")
     )
-    scores = rows @ key.mT * scale  # [b h r n]
-    if softcap is not None:
-        scores = softcap * (scores / softcap).tanh()
+    scores = capped(rows @ key.mT * scale, softcap)  # [b h r n]
     n_held = held.n_sink + held.recent["key"].shape[2]
     if mask is not None:
         visible = torch.cat([mask[..., : held.n_sink], mask[..., held.n_sink + held.n_coded :]], dim=-1)
@@ -187,19 +183,11 @@ def _exact(
         scores = _per_query(scores, terms, m)
     if extra is not None and extra.there is not None:
         scores[..., n_held:].masked_fill_(~extra.there[:, None, None], -torch.inf)
-    return _partial(scores, value)
+    return attended(scores, value)
 
 
 def _per_query(scores: Tensor, terms: Tensor, m: int) -> Tensor:
     return (scores.unflatten(2, (-1, m)) + terms[:, :, None]).flatten(2, 3)
-
-
-def _partial(scores: Float[Tensor, "b g r n"], values: Float[Tensor, "b #g n c"]) -> Partial:
-    largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)
-    weights = (scores - largest).exp_()
-    total = weights.sum(-1, keepdim=True)
-    mean = (weights @ values) / total.clamp_min(torch.finfo(scores.dtype).tiny)
-    return Partial(mean, (largest + total.log()).squeeze(-1))
 
 
 def _path(op: str, rows: Tensor) -> str:
@@ -385,7 +373,6 @@ def _read_coefficients(
     scores = scores if key_bias is None else scores + key_bias[..., None]
     scores = scores if offset_bias is None else scores + offset_bias
     scores = scores.flatten(3)[..., first_offset : first_offset + t]
-    scores = scores.reshape(b, n_heads, -1, t) * scale
-    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+    scores = capped(scores.reshape(b, n_heads, -1, t) * scale, softcap)
     scores = scores if mask is None else scores + additive(mask, dtype)[:, None, None]
-    return _partial(scores, z.to(dtype))
+    return attended(scores, z.to(dtype))

@@ -12,8 +12,8 @@ from torch import Tensor
 from karhunen.attention.frame_queries import FrameQueries, LaidOut
 from karhunen.attention.reader import Reader
 from karhunen.codec import LayerCodec, Packed
-from karhunen.kernels.byte_attention import Partial, merge_partials
 from karhunen.kernels.byte_attention.naive import additive
+from karhunen.kernels.softmax import Partial, attended, capped, merge_partials
 from karhunen.quantizers.base import Codes
 from karhunen.quantizers.embedded import EmbeddedQuantizer
 from karhunen.statistics.need import SLOTS, Slot
@@ -61,14 +61,10 @@ def _run(
         nothing = query.new_zeros(1, h, r, reader.to_vectors.matrix.shape[1])
         return Partial(nothing, nothing[..., 0] - torch.inf)
     y, z = (coefficients(reader.codec, slot, held.packed[slot], mine, row, start) for slot in SLOTS)
-    scores = _scores(reader.frames, laid_out, y, first + mine.tokens, h, r) * scale
-    if softcap is not None:
-        scores = softcap * (scores / softcap).tanh()
+    scores = capped(_scores(reader.frames, laid_out, y, first + mine.tokens, h, r) * scale, softcap)
     if mask is not None:
         scores = scores + additive(mask[row : row + 1, start:stop][:, mine.tokens], scores.dtype)[:, None, None]
-    log_sum = scores.logsumexp(-1)
-    weights = (scores - log_sum.clamp_min(torch.finfo(scores.dtype).min)[..., None]).exp()
-    return Partial(weights @ z.to(scores.dtype), log_sum)
+    return attended(scores, z.to(scores.dtype))
 
 
 def coefficients(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from karhunen.hf.capture import Attention, Observation
 from karhunen.hf.output_weights import output_layer
+from karhunen.kernels.softmax import attention_weights, capped, causal
 from karhunen.statistics.need import Need
 
 ROWS_PER_SEQUENCE = 128
@@ -55,16 +56,12 @@ def softmax_rows(
     attention: Attention, scores: Float[Tensor, "q r t"], rows: Int[Tensor, " r"]
 ) -> tuple[Float[Tensor, "q r t"], Bool[Tensor, "#q r t"]]:
     """a_mn of raw scores: cap, mask, window and sinks are the layer's; and which tokens each row may see."""
-    if attention.softcap is not None:
-        scores = attention.softcap * (scores / attention.softcap).tanh()
+    scores = capped(scores, attention.softcap)
     visible = _visible(attention, rows, scores.shape[-1])
     if attention.mask is not None and attention.mask.dtype != torch.bool:
         scores = scores + attention.mask[0][:, rows].float()
     scores = scores.masked_fill(~visible, -torch.inf)
-    if attention.sinks is None:
-        return scores.softmax(-1), visible
-    sink = attention.sinks.float()[:, None, None].expand(-1, len(rows), 1)
-    return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1], visible
+    return attention_weights(scores, None if attention.sinks is None else attention.sinks[:, None]), visible
 
 
 def block_weights(reading: Reading, need: Need) -> Float[Tensor, "q r blocks"]:
@@ -114,8 +111,4 @@ def _visible(attention: Attention, rows: Int[Tensor, " r"], t: int) -> Bool[Tens
     if attention.mask is not None:
         mask = attention.mask[0][:, rows]
         return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    columns = torch.arange(t, device=rows.device)
-    visible = columns <= rows[:, None]
-    if attention.window_tokens is not None:
-        visible = visible & (columns > rows[:, None] - attention.window_tokens)
-    return visible[None]
+    return causal(rows, torch.arange(t, device=rows.device), attention.window_tokens)[None]

@@ -5,8 +5,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.attention import fused
-from karhunen.attention.reference import merge, weighted
 from karhunen.hf.history import History, HistoryTensor
+from karhunen.kernels.softmax import Partial, attended, capped, with_sinks
 from karhunen.windows.score import Queries
 
 
@@ -58,11 +58,11 @@ def _to_decoded(
 ) -> Float[Tensor, "b q m e"]:  # fmt: skip
     """In float32; without a mask a token sees all before it. Padding, a row that sees nothing, stays finite."""
     h, m, n = key.shape[1], query.shape[2], key.shape[2]
-    scores = query.float().unflatten(1, (h, -1)) @ key[:, :, None].float().mT * scale  # [b h q m n]
-    if softcap is not None:
-        scores = softcap * (scores / softcap).tanh()
+    scores = capped(query.float().unflatten(1, (h, -1)) @ key[:, :, None].float().mT * scale, softcap)  # [b h q m n]
     if mask is None:
         mask = torch.ones(1, 1, m, n, dtype=torch.bool, device=query.device).tril(n - m)
     over = mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (h, -1))
     scores = scores.masked_fill(~over, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + over
-    return merge([weighted(scores, value[:, :, None].float())], sinks).to(query.dtype)
+    part = attended(scores, value[:, :, None].float())
+    heads = Partial(part.mean.flatten(1, 2), part.log_sum.flatten(1, 2))
+    return with_sinks(heads, None if sinks is None else sinks[:, None]).mean.to(query.dtype)

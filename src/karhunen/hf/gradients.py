@@ -25,6 +25,7 @@ from karhunen.hf.checkpointing import checkpointed
 from karhunen.hf.hooks import before_forward
 from karhunen.hf.probe import inference, input_device, layer_devices
 from karhunen.hf.queries import showing
+from karhunen.kernels.softmax import attention_weights, capped, causal
 
 NEAR_TOKENS = 128
 SINK_TOKENS = 4
@@ -193,29 +194,19 @@ def _softmax_rows(
 ) -> tuple[Float[Tensor, "q r n"], Float[Tensor, "q r n"]]:
     """Attention weights of some rows and the gradient of their scores before scaling, masks and caps undone."""
     stop = k.shape[0]
-    score = q @ k.T * attention.scale
-    if attention.softcap is not None:
-        score = attention.softcap * (score / attention.softcap).tanh()
-    capped = score
+    under_cap = score = capped(q @ k.T * attention.scale, attention.softcap)
     if attention.mask is not None:
         mask = attention.mask[row, :, start : start + q.shape[1], :stop]
         mask = mask if mask.shape[0] == 1 else mask[heads]
         score = score.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else score + mask.float()
     else:
-        at = torch.arange(start, start + q.shape[1], device=q.device)[:, None]
-        age = at - torch.arange(stop, device=q.device)
-        hidden = age < 0
-        if attention.window_tokens is not None:
-            hidden = hidden | (age >= attention.window_tokens)
-        score = score.masked_fill(hidden, -torch.inf)
-    if attention.sinks is not None:
-        sink = attention.sinks.float()[heads][:, None, None].expand(-1, q.shape[1], 1)
-        p = torch.cat([score, sink], -1).softmax(-1)[..., :-1]
-    else:
-        p = score.softmax(-1)
+        every = torch.arange(max(stop, start + q.shape[1]), device=q.device)
+        rows = every[start : start + q.shape[1]]
+        score = score.masked_fill(~causal(rows, every[:stop], attention.window_tokens), -torch.inf)
+    p = attention_weights(score, None if attention.sinks is None else attention.sinks[heads][:, None])
     d_score = p * (d @ v.T - (d * o).sum(-1, keepdim=True))
     if attention.softcap is not None:
-        d_score = d_score * (1 - (capped / attention.softcap).square())
+        d_score = d_score * (1 - (under_cap / attention.softcap).square())
     return p, d_score * attention.scale
 
 

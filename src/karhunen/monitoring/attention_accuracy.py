@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from karhunen.kernels.softmax import attended, causal
+
 KeysValues = tuple[Float[Tensor, "h t d"], Float[Tensor, "h t e"]]
 
 
@@ -37,8 +39,8 @@ def attention(
     if not len(n_seen) or int(n_seen.min()) < 1 or int(n_seen.max()) > keys.shape[1]:
         raise ValueError(f"n_seen={n_seen.tolist()} of {keys.shape[1]} tokens; each query sees at least one of them")
     scores = queries.float() @ keys.mT * (keys.shape[2] ** -0.5 if scale is None else scale)
-    hidden = torch.arange(keys.shape[1], device=keys.device) >= n_seen.to(keys.device)[:, None]
-    return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values
+    seen = causal(n_seen.to(keys.device) - 1, torch.arange(keys.shape[1], device=keys.device))
+    return attended(scores.masked_fill(~seen, -torch.inf), values).mean
 
 
 def standing_in(keys: Float[Tensor, "h t d"]) -> tuple[Float[Tensor, "h n d"], Int[Tensor, " n"]]:

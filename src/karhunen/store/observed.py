@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from karhunen.kernels.softmax import capped
 from karhunen.windows.attention_weights import weight_blocks
 from karhunen.windows.score import Queries
 
@@ -55,9 +56,7 @@ class Observed:
         n, m = key.shape[2], queries.rows.shape[2]
         n_rows = min(self.n_queries, m)
         rows = queries.rows[:, :, m - n_rows :].float().unflatten(1, (key.shape[1], -1))
-        scores = (rows @ key.float()[:, :, None].mT * queries.scale).flatten(1, 2)  # [b q m n]
-        if queries.softcap:
-            scores = queries.softcap * (scores / queries.softcap).tanh()
+        scores = capped((rows @ key.float()[:, :, None].mT * queries.scale).flatten(1, 2), queries.softcap)  # [b q m n]
         if mask is None:
             seen = torch.ones(n_rows, n, dtype=torch.bool, device=key.device).tril(n - n_rows)
             scores = scores.masked_fill(~seen, -torch.inf)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from karhunen.kernels.softmax import attention_weights, capped, causal
 from karhunen.windows.score import Queries
 
 BLOCK_ROWS = 256  # queries whose weights exist at a time
@@ -37,14 +38,11 @@ def _weights(
     queries: Queries, rows: Tensor, key: Tensor, newest_visible: Tensor, unseen: Tensor | None
 ) -> Float[Tensor, "b h q m t"]:
     grouped = rows.float().unflatten(1, (key.shape[1], -1))  # [b h q m d]
-    scores = grouped @ key.float()[:, :, None].mT * queries.scale
-    if queries.softcap:
-        scores = queries.softcap * (scores / queries.softcap).tanh()
-    hidden = torch.arange(key.shape[2], device=key.device) > newest_visible[:, None]
-    scores = scores.masked_fill(hidden, -torch.inf)
+    scores = capped(grouped @ key.float()[:, :, None].mT * queries.scale, queries.softcap)
+    seen = causal(newest_visible, torch.arange(key.shape[2], device=key.device))
+    scores = scores.masked_fill(~seen, -torch.inf)
     if unseen is not None:
         scores = scores.masked_fill(unseen[:, None, None, None], torch.finfo(scores.dtype).min)
-    if queries.sinks is None:
-        return scores.softmax(-1)
-    sink = queries.sinks.float().unflatten(0, (key.shape[1], -1))[..., None, None].expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
+    return attention_weights(
+        scores, None if queries.sinks is None else queries.sinks.unflatten(0, (key.shape[1], -1))[..., None]
+    )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from karhunen.codec import Codec
 from karhunen.hf.capture import Attention, Observation, capturing
+from karhunen.kernels.softmax import capped, causal, log_attention_weights
 from karhunen.store.layer_store import LayerStore
 from karhunen.windows.top_scored import TopScored
 
@@ -101,19 +102,11 @@ def _error(layer: int, codec: Codec, seen: Captured) -> LayerError:
 def _log_weights(seen: Captured, key: Tensor, held: Int[Tensor, " t"]) -> Float[Tensor, "b q m t"]:
     """Of the keys that stand at the indices `held`."""
     repeated = key.repeat_interleave(seen.query.shape[1] // key.shape[1], dim=1).float()
-    scores = seen.query.float() @ repeated.transpose(-1, -2) * seen.scale
-    if seen.softcap:
-        scores = seen.softcap * (scores / seen.softcap).tanh()
+    scores = capped(seen.query.float() @ repeated.transpose(-1, -2) * seen.scale, seen.softcap)
     n, m = seen.key.shape[2], seen.query.shape[2]
-    at = torch.arange(n - m, n, device=held.device)[:, None]
-    visible = held <= at
-    if seen.window_tokens:
-        visible &= held > at - seen.window_tokens
+    visible = causal(torch.arange(n - m, n, device=held.device), held, seen.window_tokens)
     scores = scores.masked_fill(~visible.to(scores.device), -torch.inf)
-    if seen.sinks is None:
-        return scores.log_softmax(-1)
-    sink = seen.sinks.float()[None, :, None, None].expand(*scores.shape[:-1], 1)
-    return torch.cat([scores, sink], dim=-1).log_softmax(-1)[..., :-1]
+    return log_attention_weights(scores, None if seen.sinks is None else seen.sinks[:, None])
 
 
 def _output(log_weights: Tensor, value: Tensor) -> Float[Tensor, "b q m e"]:

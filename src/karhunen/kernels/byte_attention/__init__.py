@@ -16,19 +16,17 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.kernels import paths
-from karhunen.kernels.byte_attention.inputs import INVISIBLE, CodedTokens, Partial, merge_partials
+from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.paths import PATHS
+from karhunen.kernels.softmax import Partial
 
 __all__ = [
-    "INVISIBLE",
     "PATHS",
     "CodedTokens",
-    "Partial",
     "PathChoice",
     "available",
     "byte_attention",
     "choose_path",
-    "merge_partials",
 ]
 
 

@@ -29,9 +29,10 @@ from karhunen.kernels.byte_attention.cpu_inputs import (
     side_of,
 )
 from karhunen.kernels.byte_attention.cpu_loop import attend
-from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial, merge_partials, require_agreement, row_lanes
+from karhunen.kernels.byte_attention.inputs import CodedTokens, require_agreement, row_lanes
 from karhunen.kernels.byte_attention.naive import additive
 from karhunen.kernels.simd import ROWS
+from karhunen.kernels.softmax import Partial, merge_partials
 
 TOLERANCE = 2e-5
 """Of the largest mean or log-sum, against naive in float64: a score is a float32 sum of some 100 terms (error about

@@ -15,8 +15,8 @@ from karhunen.kernels.byte_attention.cpu_scores import (
 )
 from karhunen.kernels.byte_attention.cpu_softmax import cap, hide_early, hide_masked, move_reference, weigh_tokens
 from karhunen.kernels.byte_attention.cpu_values import count, weigh_entries
-from karhunen.kernels.byte_attention.inputs import INVISIBLE
 from karhunen.kernels.simd import splat, store
+from karhunen.kernels.softmax import INVISIBLE
 from karhunen.kernels.sources import kept_on_disk, sources
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 from numba import njit
 
-from karhunen.kernels.byte_attention.inputs import INVISIBLE
 from karhunen.kernels.simd import add, divide, exp, load, maximum, mul, splat, spread, store, subtract
+from karhunen.kernels.softmax import INVISIBLE
 
 SLACK = 16.0
 """How far a score may exceed the softmax reference: e^16 times 2^20 tokens is far from float32's end."""

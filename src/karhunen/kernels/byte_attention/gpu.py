@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.kernels import triton_launch
-from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial, require_agreement
+from karhunen.kernels.byte_attention.inputs import CodedTokens, require_agreement
 from karhunen.kernels.entry_quads import EntryQuads, entry_quads
+from karhunen.kernels.softmax import Partial
 from karhunen.kernels.split_attention.arguments import Extent, Queries, Terms, aligned, seen, shape_of, side_of
 from karhunen.kernels.split_attention.launch import Launch, Problem, nothing, split_attention
 

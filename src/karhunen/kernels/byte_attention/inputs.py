@@ -1,6 +1,5 @@
-"""What attention from bytes reads, what it returns, and how parts of one softmax are merged."""
+"""What attention from bytes reads."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -9,9 +8,6 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from karhunen.kernels.byte_tables import ByteTables
-
-INVISIBLE = -1e30
-"""A mask entry at or below this hides its token; transformers writes the least finite float, others -inf."""
 
 
 @final
@@ -43,27 +39,6 @@ class CodedTokens:
     def n_tokens(self) -> int:
         """Coded tokens."""
         return self.codes.shape[-1]
-
-
-@final
-@dataclass(frozen=True)
-class Partial:
-    """Attention over some of the tokens: the mean under that softmax, and the logarithm of its denominator.
-
-    A row that sees no token has mean 0 and `log_sum` -inf.
-    """
-
-    mean: Float[Tensor, "b h q c"]
-    log_sum: Float[Tensor, "b h q"]
-
-
-def merge_partials(parts: Sequence[Partial]) -> Partial:
-    """The partial over the union of disjoint sets of tokens; all means in the same coordinates."""
-    log_sums = torch.stack([part.log_sum for part in parts])
-    total = log_sums.logsumexp(0)
-    weights = (log_sums - total.clamp_min(torch.finfo(total.dtype).min)).exp()
-    mean = (weights[..., None] * torch.stack([part.mean for part in parts])).sum(0)
-    return Partial(mean=mean, log_sum=total)
 
 
 def row_lanes(n_rows: int) -> int:

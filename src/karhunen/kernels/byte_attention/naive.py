@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from karhunen.kernels.byte_attention.inputs import INVISIBLE, CodedTokens, Partial, require_agreement
+from karhunen.kernels.byte_attention.inputs import CodedTokens, require_agreement
+from karhunen.kernels.softmax import INVISIBLE, Partial, attended, capped
 
 
 def byte_attention(
@@ -46,17 +47,13 @@ def byte_attention(
         scores = scores + key_bias.to(dtype)[..., block]
     if offset_bias is not None and block_tokens is not None:
         scores = scores + offset_bias.to(dtype)[..., block, (token + first_offset) % block_tokens]
-    scores = scores * scale
-    if softcap is not None:
-        scores = softcap * (scores / softcap).tanh()
+    scores = capped(scores * scale, softcap)
     if mask is not None:
         scores = scores + additive(mask, dtype)[:, None, None]
     if first_visible is not None:
         scores = scores.masked_fill(token < first_visible[:, None, :, None], -torch.inf)
 
-    log_sum = scores.logsumexp(-1)
-    weights = (scores - log_sum.clamp_min(INVISIBLE)[..., None]).exp()
-    return Partial(mean=weights @ decoded(values, dtype), log_sum=log_sum)
+    return attended(scores, decoded(values, dtype))
 
 
 def decoded(side: CodedTokens, dtype: torch.dtype) -> Float[Tensor, "b h t c"]:

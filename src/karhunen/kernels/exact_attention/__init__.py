@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from karhunen.kernels import paths
-from karhunen.kernels.byte_attention.inputs import Partial
+from karhunen.kernels.softmax import Partial
 
-__all__ = ["PATHS", "CodedPart", "Partial", "available", "exact_attention"]
+__all__ = ["PATHS", "CodedPart", "available", "exact_attention"]
 
 PATHS = ("naive", "cpu")
 

@@ -12,12 +12,12 @@ from jaxtyping import Float
 from numba import cfunc, njit, types
 from torch import Tensor
 
-from karhunen.kernels.byte_attention.inputs import Partial
 from karhunen.kernels.exact_attention import CodedPart
 from karhunen.kernels.scan import isa
 from karhunen.kernels.scan.emit import Shape, float_at, record_at, set_float
 from karhunen.kernels.scan.exact import dots, mix, scale_by, soften
 from karhunen.kernels.scan.tokens import largest
+from karhunen.kernels.softmax import Partial
 from karhunen.kernels.sources import kept_on_disk, sources
 
 TOLERANCE = 2e-5

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from karhunen.kernels.byte_attention.inputs import Partial, merge_partials
 from karhunen.kernels.exact_attention import CodedPart
+from karhunen.kernels.softmax import Partial, attended, merge_partials
 
 
 def exact_attention(
@@ -19,9 +19,7 @@ def exact_attention(
 ) -> Partial:
     """In the dtype of `query`."""
     key, value = (torch.cat([piece[i] for piece in pieces], dim=2).to(query.dtype) for i in (0, 1))
-    scores = query @ key.mT * scale
-    log_sum = scores.logsumexp(-1)
-    exact = Partial((scores - log_sum[..., None]).exp() @ value, log_sum)
+    exact = attended(query @ key.mT * scale, value)
     if coded is None:
         return exact
     vectors = coded.partial.mean.to(query.dtype) @ coded.matrix.to(query.dtype) + coded.offset.to(query.dtype)[:, None]

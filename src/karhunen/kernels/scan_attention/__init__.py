@@ -11,10 +11,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.kernels import paths
-from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial
+from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.softmax import Partial
 
-__all__ = ["PATHS", "CodedTokens", "Frames", "Partial", "available", "scan_attention"]
+__all__ = ["PATHS", "CodedTokens", "Frames", "available", "scan_attention"]
 
 PATHS = ("naive", "cpu", "gpu")
 

@@ -18,13 +18,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial, merge_partials
+from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.byte_attention.naive import additive, gains
 from karhunen.kernels.scan import isa
 from karhunen.kernels.scan.emit import KINDS, Shape
 from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, OF_CALL, OF_CODEC, SCRATCH, SPAN, scratch_bytes
 from karhunen.kernels.scan_attention.cpu_tables import PAD, ScanFrames, ScanTables
 from karhunen.kernels.scan_attention.frames import Frames, require_agreement
+from karhunen.kernels.softmax import Partial, merge_partials
 from karhunen.kernels.threads import run_together
 
 TOLERANCE = 1e-3

@@ -12,10 +12,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.kernels import triton_launch
-from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial
+from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.entry_quads import entry_quads
 from karhunen.kernels.scan_attention.frames import Frames, require_agreement
 from karhunen.kernels.scan_attention.gpu_frames import plan_queries
+from karhunen.kernels.softmax import Partial
 from karhunen.kernels.split_attention import arguments
 from karhunen.kernels.split_attention.folding import fold_call
 from karhunen.kernels.split_attention.launch import Launch, Problem, nothing, plan

@@ -5,8 +5,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from karhunen.kernels.byte_attention import naive as byte_attention
-from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial
+from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.softmax import Partial
 
 
 def scan_attention(

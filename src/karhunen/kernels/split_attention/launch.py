@@ -7,8 +7,8 @@ import torch
 import triton
 
 from karhunen.kernels import triton_launch
-from karhunen.kernels.byte_attention.inputs import Partial
 from karhunen.kernels.entry_quads import EntryQuads
+from karhunen.kernels.softmax import Partial
 from karhunen.kernels.split_attention.arguments import (
     Extent,
     Found,

@@ -12,8 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.kernels import paths
-from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial
+from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.softmax import Partial
 
 __all__ = ["PATHS", "available", "step_attention"]
 

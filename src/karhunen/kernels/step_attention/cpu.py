@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial
+from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.exact_attention import cpu as exact
 from karhunen.kernels.scan_attention import cpu as scan
 from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.softmax import Partial
 
 TOLERANCE = scan.TOLERANCE
 

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from karhunen.kernels.byte_attention.inputs import CodedTokens, Partial
+from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.exact_attention import CodedPart
 from karhunen.kernels.exact_attention import naive as exact
 from karhunen.kernels.scan_attention import naive as scan
 from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.softmax import Partial
 
 
 def step_attention(

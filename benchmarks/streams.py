@@ -6,7 +6,8 @@
        fresh     calibrated on other text of the kind, gradients too: what there is to win
     and prose ─▶ prose ─▶ prose ─▶ prose    where adapting must do no harm
 
-KL of the scored tokens of every document, and the drift before it. Development documents, a chat that the model wrote.
+KL of the scored tokens of every document, and the drift before it. Test documents, and a chat that the model wrote; what
+the fresh codecs are calibrated on are development documents.
 What is done is kept in --work, and is not done again.
 
     python benchmarks/streams.py --statistics my-codec/statistics --work /tmp/streams --plot docs/streams.png
@@ -24,13 +25,13 @@ import torch
 from matplotlib.figure import Figure
 
 from karhunen import fit, make
-from karhunen.adaptation.adapter import Adapter
-from karhunen.adaptation.forgetting import Forgetting
+from karhunen.adaptation.adapter import THRESHOLD, Adapter
+from karhunen.adaptation.forgetting import CALIBRATION_TOKENS, HALF_LIFE_TOKENS, Forgetting
 from karhunen.calibration.calibrate import calibrate
 from karhunen.calibration.own_samples import own_samples
 from karhunen.evaluation.documents import default_documents
-from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.score import DenseRun, Document, run_dense, score
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.scores.score import DenseRun, Document, run_dense, score
 from karhunen.hf.embedded import load
 from karhunen.statistics.artifact import load_statistics
 
@@ -47,11 +48,15 @@ def main() -> None:
     parser.add_argument("--statistics", type=Path, required=True, help="of the built-in text")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--stream", nargs="+", default=list(STREAMS), choices=list(STREAMS))
+    parser.add_argument("--split", default="test", choices=("development", "test"))
     parser.add_argument("--each", type=int, default=2, help="documents of a kind, one after the other")
     parser.add_argument("--prefill-tokens", type=int, default=1536)
     parser.add_argument("--scored-tokens", type=int, default=256)
-    parser.add_argument("--half-life", type=int, default=4096)
-    parser.add_argument("--threshold", type=float, default=1.1)
+    parser.add_argument("--half-life", type=int, default=HALF_LIFE_TOKENS)
+    parser.add_argument(
+        "--calibration-tokens", type=int, default=CALIBRATION_TOKENS, help="as many calibration counts for, always"
+    )
+    parser.add_argument("--threshold", type=float, default=THRESHOLD)
     parser.add_argument("--fresh-tokens", type=int, default=4096, help="of each kind; 0: no fresh codec")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--json", type=Path)
@@ -75,7 +80,7 @@ class Run:
     def __init__(self, given: Any) -> None:
         self.given, self.start = given, time.monotonic()
         given.work.mkdir(parents=True, exist_ok=True)
-        self.file = given.work / "rows.json"
+        self.file = given.work / f"rows-{given.split}.json"
         self.rows: list[dict[str, Any]] = json.loads(self.file.read_text()) if self.file.exists() else []
         self.model, self.tokenizer = load(given.model)
         self.recipe = make(given.recipe)
@@ -88,7 +93,7 @@ class Run:
         adapter = Adapter(
             self.recipe,
             self.known,
-            forgetting=Forgetting(self.given.half_life),
+            forgetting=Forgetting(self.given.half_life, self.given.calibration_tokens),
             threshold=self.given.threshold,
         )
         self.codecs["fixed"] = self.codecs.get("fixed", adapter.codec)
@@ -113,7 +118,7 @@ class Run:
         sizes = {"prefill_tokens": self.given.prefill_tokens, "scored_tokens": self.given.scored_tokens}
         counts = {kind: each * kinds.count(kind) for kind in ("prose", "code", "literature")}
         named = {f"n_{kind}": n for kind, n in counts.items()}
-        found = iter(default_documents(self.tokenizer, "development", seed=1, **named, **sizes))
+        found = iter(default_documents(self.tokenizer, self.given.split, seed=1, **named, **sizes))
         made: list[tuple[str, Document]] = []
         for kind in kinds:
             made += self.chats() if kind == "chat" else [(kind, next(found)) for _ in range(each)]

@@ -1,10 +1,14 @@
 """`calibrate --own-samples`: they are read beside the text, kept with --resume, and counted."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.cli.conftest import Command
 from tests.cli.test_usage import assert_refused
+
+from karhunen.cli.calibrate import Wanted
 
 
 def test_own_samples_are_read_beside_the_text(karhunen: Command, model_folder: Path, tmp_path: Path) -> None:
@@ -48,3 +52,13 @@ def test_a_plan_counts_them(karhunen: Command, model_folder: Path) -> None:
 def test_saved_statistics_take_none(karhunen: Command, tmp_path: Path) -> None:
     done = karhunen("calibrate", "--statistics", tmp_path, "--own-samples", 100, "-o", tmp_path / "out")
     assert_refused(done, "--own-samples")
+
+
+@pytest.mark.parametrize(
+    ("given", "n"), [((), 8), ((Path("notes"),), 0)], ids=["beside the built-in text", "beside your text"]
+)
+def test_how_many_unless_it_is_said(given: tuple[Path, ...], n: int) -> None:
+    wanted = Wanted(None, "m", "karhunen", given, 16, None, None, None, False, "float32", "cpu", 64, None, None, False)
+    assert wanted.n_own == n
+    assert replace(wanted, own_samples=3).n_own == 3
+    assert replace(wanted, saved=Path("statistics")).n_own == 0

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from karhunen.adaptation.drift import Drift, drift_of
-from karhunen.adaptation.forgetting import Forgetting, Stream, faded
+from karhunen.adaptation.forgetting import Forgetting, Stream
 from karhunen.calibration.host import on_host
 from karhunen.codec import Codec, SideCodec
 from karhunen.device import HOST
@@ -31,6 +31,7 @@ from karhunen.store.layer_store import LayerStore
 from karhunen.store.observer import Leaving
 
 Key = tuple[int, Slot]
+THRESHOLD = 1.05
 GROUP_TOKENS = 256  # looked at together: sums of few tokens cost more than they say
 
 
@@ -66,10 +67,10 @@ class Adapter:
         statistics: Statistics,
         *,
         forgetting: Forgetting | None = None,
-        threshold: float = 1.1,
+        threshold: float = THRESHOLD,
     ) -> None:
         if not threshold >= 1:
-            raise ValueError(f"threshold={threshold} is below any drift; use 1 or more, such as 1.1")
+            raise ValueError(f"threshold={threshold} is below any drift; use 1 or more, such as {THRESHOLD}")
         self.recipe, self.threshold = recipe, threshold
         self.stream = Stream(recipe, statistics, forgetting)
         self.epochs: list[Codec] = []
@@ -135,9 +136,8 @@ class Adapter:
         for layer, coded in codec.layers.items():
             for slot in SLOTS:
                 samples, variances = samples_and_variances(self.recipe, statistics, layer, slot)
-                begun = Moments.of(samples)
-                weight = self.stream.forgetting.weight / float(begun.count.max())
-                self._sides[layer, slot] = _Side(coded.side(slot), variances, faded(begun, weight))
+                begun = self.stream.forgetting.begun(Moments.of(samples), samples.shape[1])
+                self._sides[layer, slot] = _Side(coded.side(slot), variances, begun)
 
 
 @final
@@ -147,7 +147,8 @@ class _Side:
 
     codec: SideCodec
     design: Tensor
-    now: Moments
+    begun: Moments
+    new: Moments | None = None
 
     def add(self, x: Tensor, positions: Tensor, forgetting: Forgetting) -> None:
         frame, codec = self.codec.frame, self.codec
@@ -157,10 +158,12 @@ class _Side:
                 continue
             mine, where = x[row : row + 1, :, real].to(HOST), positions[row : row + 1, real].to(HOST)
             y = codec.transform.forward(frame.forward(mine, where, codec.rotary, codec.mean))
-            self.now = forgetting.moments(self.now, on_host(Moments.of(y[0])), n)
+            found = on_host(Moments.of(y[0]))
+            self.new = found if self.new is None else forgetting.moments(self.new, found, n)
 
     def drift(self) -> Drift:
-        return drift_of(self.design, self.now, bits_of(self.codec, len(self.design)))
+        today = self.begun if self.new is None else self.begun + self.new
+        return drift_of(self.design, today, bits_of(self.codec, len(self.design)))
 
 
 def bits_of(codec: SideCodec, g: int) -> Float[Tensor, " _"]:

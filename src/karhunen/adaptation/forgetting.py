@@ -1,13 +1,13 @@
-"""Statistics that forget: what came n tokens ago weighs 2^(−n / half-life).
+"""Statistics of what is served: they forget, and the text of calibration is never forgotten.
 
-    moments   M ← 2^(−n/h) M + Moments of n new vectors
+    stream    M ← 2^(−n/h) M + Moments of n new vectors, from nothing; h is the half-life
     samples   of C held, C · 2^(−n/h) stay, evenly taken; the newest take the others' places
+    today     (k / N) · calibration's moments + M,    all of calibration's samples and the stream's
 
-The text of calibration stands for all that came before: its statistics begin with the weight that an endless stream
-has, h / ln 2 tokens. So a stream like it changes nothing but noise, and little new text changes little.
+Calibration counts as k tokens of its N, whatever was served since. Axes and codebooks of one document alone were worse
+for the next than those of calibration, even of the same kind: a few thousand tokens do not say enough.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -25,24 +25,30 @@ from karhunen.statistics.need import Need, Statistic
 from karhunen.statistics.samples import Samples
 
 HALF_LIFE_TOKENS = 4096
+CALIBRATION_TOKENS = 4096
 UNSEEN = "only what leaves the exact window is seen here, not the queries that read it"
 
 
 @final
 @dataclass(frozen=True)
 class Forgetting:
-    """How fast: the number of tokens after which one weighs half."""
+    """How fast: the number of tokens after which one weighs half; and as how many tokens calibration counts, always."""
 
     half_life_tokens: int = HALF_LIFE_TOKENS
+    calibration_tokens: int = CALIBRATION_TOKENS
 
     def __post_init__(self) -> None:
         if self.half_life_tokens < 1:
             raise ValueError(f"half_life_tokens={self.half_life_tokens} forgets everything at once; use 1 or more")
+        if self.calibration_tokens < 1:
+            raise ValueError(
+                f"calibration_tokens={self.calibration_tokens} leaves nothing to begin with; use 1 or more, such as "
+                f"{CALIBRATION_TOKENS}"
+            )
 
-    @property
-    def weight(self) -> float:
-        """Tokens' worth of an endless stream."""
-        return self.half_life_tokens / math.log(2)
+    def begun(self, calibration: Moments, n_tokens: float) -> Moments:
+        """Moments of `n_tokens` tokens, as heavy as `calibration_tokens`."""
+        return faded(calibration, self.calibration_tokens / n_tokens)
 
     def share(self, n_new: int) -> float:
         """Of the old weight that is left after `n_new` more tokens."""
@@ -82,9 +88,13 @@ class Stream:
         self.needs = tuple(need for need in recipe.needs() if need.kind in ("moments", "samples"))
         if not any(need.kind == "moments" for need in self.needs):
             raise ValueError(f"{recipe.name} fits nothing to the vectors it codes, so there is nothing to adapt")
+        for layer in calibration.layers.values():
+            for need in self.needs:
+                if need not in layer.measured:
+                    raise ValueError(f"these statistics do not hold {need}; give those that the codec was fitted to")
         self.n_new: dict[int, int] = {}
-        self._held = {i: self._begun(layer) for i, layer in calibration.layers.items()}
-        self._n_tokens = dict.fromkeys(calibration.layers, self.forgetting.weight)
+        self._weight = dict.fromkeys(calibration.layers, 0.0)
+        self._held: dict[int, dict[Need, Statistic]] = {i: {} for i in calibration.layers}
 
     def add(
         self,
@@ -112,40 +122,35 @@ class Stream:
         held = dict(self._held[layer])
         for need in self.needs:
             found = on_host(measure(replace(need, skip_tokens=0), seen, known.rotary(need.slot)))
-            held[need] = self._merged(need, held[need], found, n)
+            held[need] = self._merged(held[need], found, n, known.measured[need]) if need in held else found
         self._held[layer] = held
-        self._n_tokens[layer] = self._n_tokens[layer] * self.forgetting.share(n) + n
+        self._weight[layer] = self._weight[layer] * self.forgetting.share(n) + n
         self.n_new[layer] = self.n_new.get(layer, 0) + n
 
     def statistics(self) -> Statistics:
-        """As calibration's, of today's text, for `karhunen.fit`."""
-        layers = {
-            i: replace(
-                layer, n_tokens=round(self._n_tokens[i]), measured={**layer.measured, **self._held[i]}
-            )
-            for i, layer in self.calibration.layers.items()
-        }  # fmt: skip
+        """Of calibration and today's text together, for `karhunen.fit`."""
+        layers = {i: self._today(i, layer) for i, layer in self.calibration.layers.items()}
         n = max(self.n_new.values(), default=0)
         said = f"{n} tokens that were served, half-life {self.forgetting.half_life_tokens}"
         return Statistics(self.calibration.model, layers, (*self.calibration.sources, said))
 
-    def _begun(self, layer: LayerStatistics) -> dict[Need, Statistic]:
-        begun: dict[Need, Statistic] = {}
-        for need in self.needs:
-            found = layer.measured.get(need)
-            if isinstance(found, Moments):
-                begun[need] = faded(found, self.forgetting.weight / max(1, layer.n_tokens))
-            elif isinstance(found, Samples):
-                begun[need] = _evenly(found, self._capacity(found))
-            else:
-                raise ValueError(f"these statistics do not hold {need}; give those that the codec was fitted to")
-        return begun
+    def _today(self, i: int, layer: LayerStatistics) -> LayerStatistics:
+        if not self._held[i]:
+            return layer
+        joined = {need: self._joined(layer.measured[need], new, layer.n_tokens) for need, new in self._held[i].items()}
+        n = round(self.forgetting.calibration_tokens + self._weight[i])
+        return replace(layer, n_tokens=n, measured={**layer.measured, **joined})
 
-    def _capacity(self, samples: Samples) -> int:
-        return min(samples.vectors.shape[1], round(self.forgetting.weight))
+    def _joined(self, old: Statistic, new: Statistic, n_tokens: int) -> Statistic:
+        if isinstance(old, Moments) and isinstance(new, Moments):
+            return self.forgetting.begun(old, max(1, n_tokens)) + new
+        assert isinstance(old, Samples) and isinstance(new, Samples), "the needs of a stream are moments and samples"
+        return old + new
 
-    def _merged(self, need: Need, old: Statistic, new: Statistic, n: int) -> Statistic:
+    def _merged(self, old: Statistic, new: Statistic, n: int, calibration: Statistic) -> Statistic:
         if isinstance(old, Moments) and isinstance(new, Moments):
             return self.forgetting.moments(old, new, n)
-        assert isinstance(old, Samples) and isinstance(new, Samples), f"{need} is neither moments nor samples"
-        return self.forgetting.samples(old, new, n, old.vectors.shape[1])
+        assert isinstance(old, Samples) and isinstance(new, Samples) and isinstance(calibration, Samples), (
+            "the needs of a stream are moments and samples"
+        )
+        return self.forgetting.samples(old, new, n, calibration.vectors.shape[1])

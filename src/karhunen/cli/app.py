@@ -92,11 +92,14 @@ def calibrate(
     text: Texts = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens to read.")] = 16384,
     own_samples: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--own-samples", min=0, help="Tokens that the model writes itself, beside the text, such as 8192."
+            "--own-samples",
+            min=0,
+            help="Tokens that the model writes itself, beside the text. Default: half of --max-tokens beside the "
+            "built-in text, none beside yours.",
         ),
-    ] = 0,
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Keep progress in this folder, and continue from it.", parser=path)
     ] = None,

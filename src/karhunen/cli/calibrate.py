@@ -30,7 +30,7 @@ class Wanted:
     recipe_text: str
     texts: tuple[Path, ...]
     max_tokens: int
-    own_samples: int
+    own_samples: int | None
     resume: Path | None
     saved: Path | None
     keep_statistics: bool
@@ -40,6 +40,14 @@ class Wanted:
     batch: int | None
     memory: str | None
     plan: bool
+
+    @property
+    def n_own(self) -> int:
+        """Tokens that the model writes. Beside the built-in text, manuals and code, they stand for other text that it
+        will meet (docs/calibration.md); whoever gives text knows what that is."""
+        if self.own_samples is not None:
+            return self.own_samples
+        return 0 if self.texts or self.saved is not None else self.max_tokens // 2
 
 
 def run(wanted: Wanted, as_json: bool) -> None:
@@ -89,7 +97,7 @@ def _check(wanted: Wanted) -> None:
 
     torch_dtype(wanted.dtype)
     measures = wanted.texts or wanted.resume is not None or wanted.keep_statistics or wanted.plan
-    if wanted.saved is not None and (measures or wanted.own_samples):
+    if wanted.saved is not None and (measures or wanted.n_own):
         raise ValueError(
             "--statistics fits what was measured before; leave out --text, --own-samples, --resume, --keep-statistics "
             "and --plan"
@@ -125,7 +133,8 @@ def _placed(screen: Screen, wanted: Wanted, recipe: "Recipe", channel: "Channel"
     with channel.together():
         with fetching(screen, f"looking at {Path(wanted.model_name).name}") as on_fetch:
             bare = skeleton(wanted.model_name, torch_dtype(wanted.dtype), on_fetch)
-        work = Work(tuple(recipe.needs()), (), wanted.max_tokens + wanted.own_samples, wanted.sequence_tokens)
+        n_own = wanted.n_own if recipe.needs() else 0
+        work = Work(tuple(recipe.needs()), (), wanted.max_tokens + n_own, wanted.sequence_tokens)
         return place(bare, devices, work, free, wanted.batch)
 
 
@@ -140,7 +149,8 @@ def _measured(
         given: Any = read_texts(wanted.texts) if wanted.texts else calibration_text()
         model, tokenizer = load_model(screen, wanted.model_name, wanted.dtype, placement.device_map)
         _check_suits(recipe, model)
-    if wanted.own_samples:
+    n_own = wanted.n_own if recipe.needs() else 0
+    if n_own:
         given = _with_own(screen, wanted, given, model, tokenizer, channel)
     many = f"; {channel.size} processes" if channel.size > 1 else ""
     with screen.progress("calibrating", "tokens") as advance:
@@ -149,7 +159,7 @@ def _measured(
             given,
             recipe.needs(),
             tokenizer,
-            max_tokens=wanted.max_tokens + wanted.own_samples,
+            max_tokens=wanted.max_tokens + n_own,
             sequence_tokens=wanted.sequence_tokens,
             batch=wanted.batch,
             memory=None if wanted.memory is None else bytes_of(wanted.memory),
@@ -172,7 +182,7 @@ def _with_own(
     with channel.together():
         if channel.is_first:
             with screen.progress("writing its own text", "tokens") as advance:
-                found = own_samples(model, tokenizer, wanted.own_samples, folder=wanted.resume, progress=advance)
+                found = own_samples(model, tokenizer, wanted.n_own, folder=wanted.resume, progress=advance)
     with channel.together():
         pieces = sequences(given, tokenizer, min(wanted.sequence_tokens, n_positions(model)), wanted.max_tokens, 2)
     return [*pieces, *channel.from_first(found)]

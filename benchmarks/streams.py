@@ -6,8 +6,8 @@
        fresh     calibrated on other text of the kind, gradients too: what there is to win
     and prose ─▶ prose ─▶ prose ─▶ prose    where adapting must do no harm
 
-KL of the scored tokens of every document, and the drift before it. Test documents, and a chat that the model wrote; what
-the fresh codecs are calibrated on are development documents.
+KL of the scored tokens of every document, and the drift before it. Test documents, and a chat that the model wrote;
+what the fresh codecs are calibrated on are development documents.
 What is done is kept in --work, and is not done again.
 
     python benchmarks/streams.py --statistics my-codec/statistics --work /tmp/streams --plot docs/streams.png

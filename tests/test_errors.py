@@ -324,3 +324,9 @@ def test_vectors_that_are_no_numbers_are_refused(bad: float) -> None:
     key[0, 1, 3, 5] = bad
     side = codec("int4").layers[0].key
     refusal(lambda: side.encode(key, torch.arange(8)[None]), "NaN or infinity among the vectors to be coded")
+
+
+def test_a_word_that_an_option_knows_is_that_word() -> None:
+    """`none` is None elsewhere."""
+    assert make("q4_0:rotation=none") == make("q4_0", rotation="none")
+    assert make("karhunen:bits=2,token_bytes=none") == make("karhunen", bits=2, token_bytes=None)

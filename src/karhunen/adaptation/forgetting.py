@@ -110,7 +110,7 @@ class Stream:
         positions = positions.to(key.device)
         seen = Observation(layer, key, value, positions, torch.ones_like(positions, dtype=torch.bool), None, UNSEEN)
         held = dict(self._held[layer])
-        for need in self.needs:
+        for need in held:
             found = on_host(measure(replace(need, skip_tokens=0), seen, known.rotary(need.slot)))
             held[need] = self._merged(need, held[need], found, n)
         self._held[layer] = held
@@ -131,7 +131,8 @@ class Stream:
 
     def _begun(self, layer: LayerStatistics) -> dict[Need, Statistic]:
         begun: dict[Need, Statistic] = {}
-        for need in self.needs:
+        for asked in self.needs:
+            need = asked.exchanged() if layer.turns_in_values else asked
             found = layer.measured.get(need)
             if isinstance(found, Moments):
                 begun[need] = faded(found, self.forgetting.weight / max(1, layer.n_tokens))

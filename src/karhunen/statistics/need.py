@@ -19,7 +19,7 @@ The first `skip_tokens` of each sequence, which the window keeps exact, count no
 `quiet_slot` is shorter than `quiet_fraction` of the sequence's median, which the window keeps exact too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from karhunen.statistics.moments import Moments
@@ -39,6 +39,11 @@ what this one has cached."""
 SLOTS: tuple[Slot, Slot] = ("key", "value")
 
 
+def other_slot(slot: Slot) -> Slot:
+    """The values' of the keys', and the other way round."""
+    return "value" if slot == "key" else "key"
+
+
 @final
 @dataclass(frozen=True)
 class Need:
@@ -54,6 +59,11 @@ class Need:
     quiet_slot: Slot | None = None
     quiet_fraction: float = 0.0
     near_tokens: int = 128
+
+    def exchanged(self) -> "Need":
+        """The same of the other slot."""
+        quiet = None if self.quiet_slot is None else other_slot(self.quiet_slot)
+        return replace(self, slot=other_slot(self.slot), quiet_slot=quiet)
 
     def __str__(self) -> str:
         frame = "post-RoPE" if self.block_tokens is None else f"block {self.block_tokens}"

@@ -17,6 +17,9 @@ a(1 − a)); `scores` is for `attended` alone and weighs a value by E (qᵀk)²,
 reads by tokens `near_tokens` later and more, which find the token outside the recent window (karhunen.hf.gradients).
 The first `skip_tokens` of each sequence, which the window keeps exact, count nowhere; nor do tokens whose vector of
 `quiet_slot` is shorter than `quiet_fraction` of the sequence's median, which the window keeps exact too.
+
+What a recipe asks of the keys it asks of what turns with the position. Latent attention caches that as values, and its
+latent as keys: there a need is measured, and found, under the other slot (`exchanged`).
 """
 
 from dataclasses import dataclass, replace

@@ -257,7 +257,7 @@ def _base_rates(
     for job in jobs.values():
         if job.side.allocation.needs_spectrum:
             job.statistics.get(job.about, Moments)
-    spectra = {key: _spectrum(moments[key], job) for key, job in jobs.items()}
+    spectra = {key: _named(key, _finite_spectrum, job, moments[key]) for key, job in jobs.items()}
     costs = {key: _named(key, lambda job: job.side.quantizer.cost(job.size[1]), job) for key, job in jobs.items()}
     costs = {
         key: replace(
@@ -310,6 +310,16 @@ def _refined(
         quantizer = spec.refined(fitted, QuantizerData(rates[key], None, rest(key)))
         made[key] = replace(sides[key], quantizer=quantizer, layout=job.side.packing.fit(quantizer.widths))
     return made
+
+
+def _finite_spectrum(job: _Job, moments: Moments | None) -> Tensor:
+    """ValueError where numbers near the end of float64 were measured, whose squares are infinite."""
+    found = _spectrum(moments, job)
+    if not bool(found.isfinite().all()):
+        raise ValueError(
+            "the variances of its transformed vectors are NaN or infinite, so no bits can be allocated; calibrate again"
+        )
+    return found
 
 
 def _spectrum(moments: Moments | None, job: _Job) -> Tensor:

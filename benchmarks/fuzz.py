@@ -54,7 +54,8 @@ def main() -> int:
     )
     if failed:
         known = [tuple(case) for case in json.loads(FOUND.read_text())]
-        FOUND.write_text(json.dumps(sorted({*known, *failed}), indent=0) + "\n")
+        lines = ",\n".join(json.dumps(case) for case in sorted({*known, *failed}))
+        FOUND.write_text(f"[\n{lines}\n]\n")
     return 1 if failed else 0
 
 

@@ -143,13 +143,18 @@ def _one(x: Tensor, rng: random.Random, value: float) -> Tensor:
     return made
 
 
+def _flipped(x: Tensor) -> Tensor:
+    """float8 has no flip of its own."""
+    return x.view(torch.uint8).flip(-1).view(x.dtype) if x.element_size() == 1 else x.flip(-1)
+
+
 TENSOR_CHANGES: tuple[Callable[[Tensor, random.Random], Tensor], ...] = (
     lambda x, _: x[:0], lambda x, _: x[:-1], lambda x, _: x[..., :-1], lambda x, _: x.flatten(), lambda x, _: x[None],
     lambda x, _: x.mT if x.ndim > 1 else x, lambda x, _: torch.cat([x, x]), lambda x, _: x[..., :1],
     lambda x, _: -x.float(), lambda x, _: x.double(), lambda x, _: x.half(), lambda x, _: x.int(),
     lambda x, _: (x.float() * 3).to(x.dtype), lambda x, _: (x.float() * 1e30).to(x.dtype),
     lambda x, _: torch.zeros_like(x), lambda x, _: torch.ones_like(x),
-    lambda x, _: x.flip(-1), lambda x, rng: _one(x, rng, float("nan")), lambda x, rng: _one(x, rng, 1e38),
+    lambda x, _: _flipped(x), lambda x, rng: _one(x, rng, float("nan")), lambda x, rng: _one(x, rng, 1e38),
     lambda x, rng: _one(x, rng, -1e5), lambda x, rng: _one(x, rng, 1e-42), lambda x, rng: _one(x, rng, float("inf")),
 )  # fmt: skip
 

@@ -72,7 +72,7 @@ def statistics(recipe: Recipe, *shapes: LayerShape, turn: bool = True) -> Statis
     for index, shape in enumerate(shapes):
         key, value = cached(shape, 1, N_CALIBRATION, seed=50 + index)
         turning = rotary(shape.key_dim) if turn else None
-        measured = {need: measure(need, shape, key, value, turning) for need in recipe.needs()}
+        measured = {need: measure(need, shape, key, value, turning) for need in sorted(recipe.needs(), key=repr)}
         layers[index] = LayerStatistics(turning, None, shape.key_dim**-0.5, N_CALIBRATION, measured)
     return Statistics(ModelIdentity("synthetic", "c", "w", shapes), layers, ("synthetic",))
 

@@ -221,6 +221,10 @@ class LayerCodec:
         """The side of the keys or that of the values."""
         return self.key if slot == "key" else self.value
 
+    def exchanged(self) -> "LayerCodec":
+        """With keys for values and values for keys."""
+        return LayerCodec(self.value, self.key, self.exceptions and self.exceptions.exchanged())
+
     @property
     def is_paged(self) -> bool:
         """Whether a side's bytes are stored as pages of varying length, which are read whole."""

@@ -1,6 +1,9 @@
 """Recipe and statistics become a codec:
 
 calibration text ─▶ statistics ─▶ transform ─▶ allocation ─▶ quantizer ─▶ codec
+
+The recipe's side for keys codes what turns with the position. In latent attention that is cached under the name of
+values: such a layer is fitted with its slots exchanged, and its codec has them in their places again.
 """
 
 from collections.abc import Mapping
@@ -22,7 +25,7 @@ from karhunen.recipe import Recipe, Side, unrotated
 from karhunen.statistics.gathered import LayerStatistics, Statistics
 from karhunen.statistics.identity import LayerShape, ModelIdentity
 from karhunen.statistics.moments import Moments
-from karhunen.statistics.need import SLOTS, Need, Slot
+from karhunen.statistics.need import SLOTS, Need, Slot, other_slot
 from karhunen.statistics.samples import Samples
 from karhunen.transforms.base import Transform, TransformData
 from karhunen.transforms.chain import transformed_moments
@@ -49,6 +52,7 @@ class _Job:
     statistics: LayerStatistics
     about: Need
     recipe: Recipe
+    exchanged: bool = False
 
     def find(self, need: Need) -> Moments:
         """The moments that the side asks for, as the recipe's window has them measured."""
@@ -60,6 +64,11 @@ class _Job:
         h = self.shape.n_kv_heads
         d = self.shape.key_dim if self.slot == "key" else self.shape.value_dim
         return (1, h * d) if self.side.frame.joined else (h, d)
+
+    @property
+    def cached_as(self) -> Slot:
+        """What the model's cache calls the vectors."""
+        return other_slot(self.slot) if self.exchanged else self.slot
 
 
 def fit(recipe: Recipe, statistics: Statistics) -> Codec:
@@ -74,10 +83,11 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     statistics = moved(statistics, HOST)
     left = reasons_left_exact(recipe, statistics.model)
     _refuse_missing_rotation(recipe, statistics)
+    turning, exchanged = statistics.with_keys_that_turn()
     jobs: dict[Key, _Job] = {
-        (layer, slot): job
+        (layer, slot): _job(recipe, turning, layer, slot, layer in exchanged)
         for layer in range(len(statistics.model.layers)) if layer not in left
-        for slot in SLOTS if (job := _job(recipe, statistics, layer, slot))
+        for slot in SLOTS
     }  # fmt: skip
     for key, job in jobs.items():
         _named(key, _refuse_non_finite, job, job.statistics.measured, "measured")
@@ -86,9 +96,7 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     vectors = {key: _moments(job, means[key]) for key, job in jobs.items()}
     transforms = {key: _named(key, _fit_transform, job, vectors[key]) for key, job in jobs.items()}
     moments = {key: transformed_moments(vectors[key], transforms[key]) for key in jobs}
-    rates = _base_rates(
-        jobs, moments, {layer: _share_kept_exact(recipe, statistics.layers[layer]) for layer, _ in jobs}
-    )
+    rates = _base_rates(jobs, moments, {layer: _share_kept_exact(recipe, turning.layers[layer]) for layer, _ in jobs})
     sides = {
         key: _named(key, _fit_side, job, means[key], transforms[key], moments[key], rates[key])
         for key, job in jobs.items()
@@ -98,16 +106,19 @@ def fit(recipe: Recipe, statistics: Statistics) -> Codec:
     for key, job in jobs.items():
         _named(key, _refuse_non_finite, job, sides[key], "fitted")
     layers = {
-        layer: LayerCodec(sides[layer, "key"], sides[layer, "value"], _exceptions(recipe, statistics.layers[layer]))
+        layer: LayerCodec(sides[layer, "key"], sides[layer, "value"], _exceptions(recipe, turning.layers[layer]))
         for layer, slot in jobs if slot == "key"
     }  # fmt: skip
+    layers = {i: layer.exchanged() if i in exchanged else layer for i, layer in layers.items()}
     return Codec(statistics.model, recipe.window, layers, left, _origin(recipe, statistics, notes))
 
 
 def samples_and_variances(recipe: Recipe, statistics: Statistics, layer: int, slot: Slot) -> tuple[Tensor, Tensor]:
-    """Calibration vectors of one side in the recipe's transform, [g n c], and their variances, [g c]: what its
-    quantizer is trained on, for measurements of quantizers. ValueError as in `fit`."""
-    job = _job(recipe, moved(statistics, HOST), layer, slot)
+    """Calibration vectors of one slot of the cache in the recipe's transform, [g n c], and their variances, [g c]: what
+    its quantizer is trained on, for measurements of quantizers. ValueError as in `fit`."""
+    turning, exchanged = moved(statistics, HOST).with_keys_that_turn()
+    mine = other_slot(slot) if layer in exchanged else slot
+    job = _job(recipe, turning, layer, mine, layer in exchanged)
     mean = _frame_mean(job)
     vectors = _moments(job, mean)
     transform = _fit_transform(job, vectors)
@@ -131,7 +142,7 @@ def _notes(jobs: Mapping[Key, _Job]) -> tuple[str, ...]:
             "calibrate again, on longer texts"
         )
     return tuple(
-        f"layer {layer}, {slot}s: an error costs nothing in head group{'s' * (len(groups) > 1)} "
+        f"layer {layer}, {jobs[layer, slot].cached_as}s: an error costs nothing in head group{'s' * (len(groups) > 1)} "
         f"{', '.join(map(str, groups))} (pruned?), which get the fewest bits there are"
         for (layer, slot), groups in found.items() if groups
     )  # fmt: skip
@@ -175,12 +186,13 @@ def reasons_left_exact(recipe: Recipe, model: ModelIdentity) -> dict[int, str]:
     return left
 
 
-def _job(recipe: Recipe, statistics: Statistics, layer: int, slot: Slot) -> _Job:
+def _job(recipe: Recipe, statistics: Statistics, layer: int, slot: Slot, exchanged: bool) -> _Job:
     side = recipe.side(slot)
     assert side is not None, "a recipe without sides leaves every layer exact"
     if layer not in statistics.layers:
         raise ValueError(f"layer {layer} was never observed during calibration")
-    return _Job(side, slot, statistics.shape(layer), statistics.layers[layer], recipe.about(slot), recipe)
+    shape, measured = statistics.shape(layer), statistics.layers[layer]
+    return _Job(side, slot, shape, measured, recipe.about(slot), recipe, exchanged)
 
 
 def _exceptions(recipe: Recipe, layer: LayerStatistics) -> NormBelow | None:
@@ -245,7 +257,7 @@ def _base_rates(
     for job in jobs.values():
         if job.side.allocation.needs_spectrum:
             job.statistics.get(job.about, Moments)
-    spectra = {key: _spectrum(moments[key], job) for key, job in jobs.items()}
+    spectra = {key: _named(key, _finite_spectrum, job, moments[key]) for key, job in jobs.items()}
     costs = {key: _named(key, lambda job: job.side.quantizer.cost(job.size[1]), job) for key, job in jobs.items()}
     costs = {
         key: replace(
@@ -300,6 +312,16 @@ def _refined(
     return made
 
 
+def _finite_spectrum(job: _Job, moments: Moments | None) -> Tensor:
+    """ValueError where numbers near the end of float64 were measured, whose squares are infinite."""
+    found = _spectrum(moments, job)
+    if not bool(found.isfinite().all()):
+        raise ValueError(
+            "the variances of its transformed vectors are NaN or infinite, so no bits can be allocated; calibrate again"
+        )
+    return found
+
+
 def _spectrum(moments: Moments | None, job: _Job) -> Tensor:
     if moments is None:
         return torch.ones(job.size, dtype=torch.float64, device=HOST)
@@ -328,7 +350,7 @@ def _named(key: Key, step, job: _Job, *rest):  # type: ignore[no-untyped-def]
     try:
         return step(job, *rest)
     except ValueError as error:
-        raise ValueError(f"layer {key[0]}, {key[1]}s: {error}") from error
+        raise ValueError(f"layer {key[0]}, {job.cached_as}s: {error}") from error
 
 
 def _origin(recipe: Recipe, statistics: Statistics, notes: tuple[str, ...]) -> Origin:

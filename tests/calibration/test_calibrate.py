@@ -98,10 +98,12 @@ def test_each_layer_knows_its_rotation_scale_and_tokens() -> None:
 
 
 def test_latent_attention_is_measured_as_it_is_cached() -> None:
-    needs = [Need("moments", "key"), Need("moments", "value", 8)]
+    """What is asked of the keys, the part that turns, is measured where the cache has that part: among the values."""
+    needs = [Need("moments", "key", 8), Need("moments", "value")]
     layer = run(build("mla"), ids(2, 32), needs).layers[0]
-    assert layer.get(needs[0], Moments).outer.shape == (1, 32, 32)
-    assert layer.get(needs[1], Moments).outer.shape == (1, 8, 8)
+    assert layer.get(Need("moments", "value", 8), Moments).outer.shape == (1, 8, 8)
+    assert layer.get(Need("moments", "key"), Moments).outer.shape == (1, 32, 32)
+    assert len(layer.measured) == 2
     assert layer.key_rotary is None
     assert layer.value_rotary is not None
 

@@ -23,12 +23,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 2},
     "gemma3": {"hidden_size": 160, "intermediate_size": 512, "head_dim": 64},
 }
+LATENT = {"hidden_size": 192, "intermediate_size": 512, "kv_lora_rank": 96, "qk_nope_head_dim": 32, "v_head_dim": 32}
 T = 384
 
 
 def held(family: str, recipe: str, vocabulary: int, batch: int, dtype: torch.dtype = torch.float32) -> tuple[int, int]:
     """Bytes that the arithmetic says, and bytes that calibration was seen to hold beside the weights."""
-    model = build(family, vocab_size=vocabulary, **SHAPES[family]).to(dtype)
+    model = build(family, vocab_size=vocabulary, **SHAPES.get(family, LATENT)).to(dtype)
     tokens = torch.randint(1, vocabulary, (2 * batch, T), generator=torch.Generator().manual_seed(0))
     needs = tuple(recipes.make(recipe).needs())
     identity_of(model)
@@ -44,6 +45,12 @@ def held(family: str, recipe: str, vocabulary: int, batch: int, dtype: torch.dty
 @pytest.mark.parametrize("family", SHAPES)
 def test_the_arithmetic_says_what_an_allocator_sees(family: str, vocabulary: int, batch: int, recipe: str) -> None:
     said, seen = held(family, recipe, vocabulary, batch)
+    assert 0.7 * said <= seen <= 1.1 * said, f"{seen / said:.2f} of {said:,} bytes"
+
+
+@pytest.mark.long
+def test_the_arithmetic_says_what_an_allocator_sees_of_latent_attention() -> None:
+    said, seen = held("mla", "karhunen", 300, 1)
     assert 0.7 * said <= seen <= 1.1 * said, f"{seen / said:.2f} of {said:,} bytes"
 
 
@@ -168,9 +175,12 @@ def test_widths_read_off_the_configuration_are_those_that_are_cached(family: str
     assert sum(sizes.weight_bytes(d) for d in sizes.devices) == sum(p.numel() * 4 for p in model.parameters())
 
 
-@pytest.mark.parametrize("recipe", ["karhunen", "nova_kv", "spectra", "kvquant"])
-def test_bytes_of_statistics_are_those_that_are_kept(recipe: str) -> None:
-    model = build("llama")
+@pytest.mark.parametrize(
+    ("family", "recipe"),
+    [*(("llama", name) for name in ("karhunen", "nova_kv", "spectra", "kvquant")), ("mla", "karhunen")],
+)
+def test_bytes_of_statistics_are_those_that_are_kept(family: str, recipe: str) -> None:
+    model = build(family)
     tokens = torch.randint(1, 99, (3, 300), generator=torch.Generator().manual_seed(0))
     needs = tuple(recipes.make(recipe).needs())
     found = calibrate(model, tokens, needs)

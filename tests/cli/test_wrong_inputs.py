@@ -28,6 +28,7 @@ CASES: dict[str, str] = {
     f"{CALIBRATE} --recipe karhunen:joined=maybe": "not of type bool",
     f"{CALIBRATE} --recipe karhunen:tables=round": "known: free, overlapping, additive",
     f"{CALIBRATE} --recipe karhunen:block_tokens=0": "not a block",
+    f"{CALIBRATE} --recipe karhunen:block_tokens=1000000000": "use 16384 at most",
     f"{CALIBRATE} --recipe KARHUNEN": "did you mean karhunen",
     f"{CALIBRATE} --recipe int4,int8": "did you mean int8 or int4",
     f"{CALIBRATE} --recipe int4:group=0": "use 1 or more",

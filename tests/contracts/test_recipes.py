@@ -292,6 +292,20 @@ def test_a_cropped_store_goes_on_as_the_shorter_one(name: str, n_kept: int) -> N
     assert torch.equal(again[:, :, -10:], key[:, :, -10:])
 
 
+@pytest.mark.parametrize("name", ["int4", "karhunen"])
+@pytest.mark.parametrize("d", [80, 96, 112])
+def test_odd_sizes_are_cropped_and_go_on(d: int, name: str) -> None:
+    shape = LayerShape("full", 1, 7, d, d)
+    key, value = cached(shape, 1, N_TOKENS)
+    cut, short = (filled(codec(name, shape), x, y) for x, y in ((key, value), (key[:, :, :41], value[:, :, :41])))
+    cut.crop(41)
+    for store in (cut, short):
+        store.append(key[:, :, 41:], value[:, :, 41:])
+    for mine, whole in zip(cut.read(), short.read(), strict=True):
+        assert mine.shape == whole.shape
+        assert (mine - whole).norm() <= 0.2 * whole.norm()
+
+
 @pytest.mark.parametrize("name", CODING)
 def test_selecting_rows_selects_every_part(name: str) -> None:
     key, value = cached(SMALL, 3, N_TOKENS)

@@ -5,7 +5,7 @@ import torch
 from tests.closeness import assert_near
 from tests.synthetic import rotary, seeded
 
-from karhunen.frames.rope_frame import RopeFrame, join_heads, split_heads
+from karhunen.frames.rope_frame import MOST_BLOCK_TOKENS, RopeFrame, join_heads, split_heads
 from karhunen.statistics.rotary import Rotary
 
 D, T = 16, 50
@@ -78,7 +78,7 @@ def test_a_score_needs_the_query_turned_once_per_block(kind: str, block: int | N
 def test_keys_of_equal_offset_share_a_frame_whatever_the_block(block: int | None) -> None:
     """The same unrotated key at n and n + B has the same coordinates: that is why block-relative keys compact."""
     if block is None:
-        block = 10**6
+        block = MOST_BLOCK_TOKENS
     turn, key = rotary(D), double(1, 1, 1, D)
     rows = [torch.tensor([[n]]) for n in (3, 3 + block)]
     inside = [RopeFrame(block).forward(turn.rotate(key, n[:, None]), n, turn) for n in rows]
@@ -104,6 +104,12 @@ def test_a_centered_frame_takes_the_turned_mean_away(kind: str, block: int | Non
     inside = frame.forward(key, positions, turn, mean)
     assert inside.abs().max() < 1e-9
     assert torch.allclose(frame.inverse(inside, positions, turn, 2, mean), key)
+
+
+def test_a_block_longer_than_any_table_is_refused() -> None:
+    assert RopeFrame(MOST_BLOCK_TOKENS).needs_rotary
+    with pytest.raises(ValueError, match=r"block_tokens=1000000000 is more than .* use 16384 at most, or None"):
+        RopeFrame(10**9)
 
 
 @pytest.mark.parametrize("block", [0, -1])

@@ -121,7 +121,7 @@ def codec(family: str, recipe: Recipe) -> Codec:
     """Calibrated as a user does it, refusals first."""
     model = shared_model(family)
     _check_suits(recipe, model)
-    codec = fit(_briefly(recipe), statistics(family, tuple(recipe.needs())))
+    codec = fit(brief(recipe), statistics(family, tuple(recipe.needs())))
     CompressedCache(model, codec).close()
     return codec
 
@@ -132,7 +132,7 @@ def statistics(family: str, needs: tuple[Need, ...]) -> Statistics:
     return calibrate(shared_model(family), TEXT, needs)
 
 
-def _briefly(recipe: Recipe) -> Recipe:
+def brief(recipe: Recipe) -> Recipe:
     """With short training of codebooks."""
     if recipe.key is None or recipe.value is None:
         return recipe

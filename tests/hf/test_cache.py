@@ -28,10 +28,11 @@ from karhunen.hf.cache import CompressedCache, CompressedLayer, dense_cache
 from karhunen.hf.compressed import compressed, make_cache
 from karhunen.hf.describe import identity_of
 from karhunen.hf.probe import cache_argument, updates
-from karhunen.hf.rotary import detect_rotary
+from karhunen.hf.rotary import DetectedRotary, detect_rotary
 from karhunen.recipe import Recipe
 from karhunen.recipes import make
 from karhunen.statistics.gathered import LayerStatistics, Statistics
+from karhunen.statistics.identity import LayerShape
 from karhunen.statistics.need import SLOTS
 from karhunen.windows.sink_recent import SinkRecent
 
@@ -72,10 +73,20 @@ def codec_of(model: Any, name: str) -> Codec:
     for index, (key, value) in seen.items():
         if identity.layers[index].kind != "full":
             continue
-        turn = turns[index]
-        measured = {n: measure(n, identity.layers[index], key, value, turn.key) for n in recipe.needs()}
-        layers[index] = LayerStatistics(turn.key, turn.value, 1.0, 300, measured)
+        layers[index] = measured_layer(recipe, identity.layers[index], key, value, turns[index])
     return fit(recipe, Statistics(identity, layers, ("random",)))
+
+
+def measured_layer(
+    recipe: Recipe, shape: LayerShape, key: Tensor, value: Tensor, turns: DetectedRotary
+) -> LayerStatistics:
+    """What turns is a recipe's key, also where the cache has it as value."""
+    exchanged = LayerStatistics(turns.key, turns.value).turns_in_values
+    if exchanged:
+        shape, key, value, turns = shape.exchanged(), value, key, DetectedRotary(turns.value, turns.key)
+    measured = {n: measure(n, shape, key, value, turns.key) for n in recipe.needs()}
+    made = LayerStatistics(turns.key, turns.value, 1.0, 300, measured)
+    return made.exchanged() if exchanged else made
 
 
 @cache
@@ -426,8 +437,7 @@ def at_rate(model: Any, recipe: Recipe) -> Codec:
     recipe, identity, turns = replace(recipe, window=WINDOW), identity_of(model), detect_rotary(model)
     layers = {}
     for index, (key, value) in updates(model, tokens(1, 300, seed=9)).items():
-        measured = {n: measure(n, identity.layers[index], key, value, turns[index].key) for n in recipe.needs()}
-        layers[index] = LayerStatistics(turns[index].key, turns[index].value, 1.0, 300, measured)
+        layers[index] = measured_layer(recipe, identity.layers[index], key, value, turns[index])
     return fit(recipe, Statistics(identity, layers))
 
 

@@ -17,12 +17,12 @@ SLICE = {
     "Gemma 4": ["int4"],
     "Bloom": ["int4", "snapkv"],
     "LFM2": ["kivi"],
-    "MiniCPM3": ["int4", "karhunen"],
+    "MiniCPM3": ["karhunen", "nova_kv"],
     "Mamba": ["snapkv"],
 }
 REFUSED = {
     ("Bloom", "snapkv"): "ALiBi",
-    ("MiniCPM3", "karhunen"): "latent attention",
+    ("MiniCPM3", "nova_kv"): "latent attention",
     ("Mamba", "snapkv"): "has no attention cache to compress",
 }
 

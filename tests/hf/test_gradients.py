@@ -7,14 +7,16 @@ import pytest
 import torch
 from tests.closeness import LAYERS, assert_near
 from tests.fake_device import fake_device
+from tests.hf.families import model_of
 from tests.hf.tiny import build
 from torch import Tensor
+from transformers import DynamicCache
 
 from karhunen.calibration.gradients import measure_gradients
 from karhunen.hf import gradients
 from karhunen.hf.capture import Attention
 from karhunen.hf.gradients import SINK_TOKENS, ReadGradient, read_gradients
-from karhunen.hf.probe import inference, updates
+from karhunen.hf.probe import cache_argument, inference, updates
 from karhunen.hf.queries import showing
 from karhunen.hf.rotary import detect_rotary
 from karhunen.statistics.need import Need
@@ -22,6 +24,7 @@ from karhunen.statistics.need import Need
 N_TOKENS, NEAR = 48, 12
 SHARING = ("gemma3n", "gemma4")  # layers 2 and 3 read what layers 0 and 1 have made
 FAMILIES = ("llama", "gemma3", "gpt_oss", "qwen3", *SHARING)
+LATENT = ("DeepSeek V2", "DeepSeek V3", "MiniCPM3")  # attention reads what is made of the cache
 
 
 def tokens(model: Any) -> Tensor:
@@ -99,6 +102,63 @@ def test_readers_of_a_shared_layer_reach_the_layer_that_caches(family: str) -> N
     assert share > 0.1, "the other reader's part is no rounding error"
 
 
+class Leaves(DynamicCache):
+    """Notes what a model caches, and gives each a leaf that stands for a change of it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(config=model.config)
+        self.cached: dict[int, tuple[Tensor, Tensor]] = {}
+        self.leaves: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        self.cached[layer_idx] = key_states, value_states
+        leaves = [torch.zeros_like(x).requires_grad_() for x in (key_states, value_states)]
+        self.leaves[layer_idx] = leaves[0], leaves[1]
+        return key_states, value_states
+
+
+def latent_by_autograd(model: Any, ids: Tensor) -> Leaves:
+    """Attention written out in full, whose far reads are of keys and values expanded from changed latents."""
+    cache = Leaves(model)
+
+    def attend(attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
+        module: Any = attention.module
+        changed = [
+            x + leaf for x, leaf in zip(cache.cached[module.layer_idx], cache.leaves[module.layer_idx], strict=True)
+        ]
+        k_far, v_far = module.expand_kv(*changed)
+        age = torch.arange(N_TOKENS)[:, None] - torch.arange(N_TOKENS)
+        is_far = (age >= NEAR) & (torch.arange(N_TOKENS) >= SINK_TOKENS)
+        score = torch.where(is_far, attention.query @ k_far.mT, attention.query @ key.mT) * attention.scale
+        p = score.masked_fill(age < 0, -torch.inf).softmax(-1)
+        return ((p * is_far) @ v_far + (p * ~is_far) @ value).transpose(1, 2), None
+
+    head = model.get_output_embeddings()
+    with inference(model), torch.enable_grad(), showing(model, attend):
+        seen: list[Tensor] = []
+        hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        model(input_ids=ids[None], use_cache=True, **{cache_argument(model): cache})
+        hook.remove()
+        gradients._backward(model, head, seen[0], seed=0)  # pyright: ignore[reportPrivateUsage]
+    return cache
+
+
+@pytest.mark.parametrize("family", LATENT)
+def test_gradients_of_latents_go_back_through_the_expansion(family: str) -> None:
+    model = model_of(family)  # whose weights are frozen: nothing before the first cache takes gradients
+    ids = tokens(model)
+    found, theirs = far(model, ids), latent_by_autograd(model, ids)
+    assert found.keys() == theirs.leaves.keys() == {0, 1}
+    for layer, seen in found.items():
+        for mine, leaf in zip((seen.by_key, seen.by_value), theirs.leaves[layer], strict=True):
+            assert leaf.grad is not None
+            assert_near(mine, leaf.grad, LAYERS)
+        assert bool(seen.by_key.any()), "latents are read from afar"
+        assert bool(seen.by_value.any()), "rotary parts are read from afar"
+        for mine, cached in zip((seen.key, seen.value), theirs.cached[layer], strict=True):
+            assert_near(mine, cached, LAYERS)
+
+
 def test_shared_layers_on_several_devices_are_refused_before_any_work() -> None:
     model = build("gemma3n").float().eval()
     with torch.no_grad(), fake_device() as device:
@@ -137,7 +197,7 @@ def test_fisher_moments_are_gradients_turned_into_the_frame() -> None:
     ids, rotaries = tokens(model), detect_rotary(model)
     need = Need("gradients", "key", block_tokens=1, skip_tokens=SINK_TOKENS, near_tokens=NEAR)
     plain = Need("gradients", "key", skip_tokens=SINK_TOKENS, near_tokens=NEAR)
-    found = measure_gradients(model, ids, [need, plain], (0, 1), rotaries, seed=0)
+    found = measure_gradients(model, ids, {0: [need, plain], 1: [need]}, rotaries, seed=0)
     turned, still = found[0][need], found[0][plain]
     assert float(turned.count[0]) == N_TOKENS - SINK_TOKENS
     assert bool(turned.outer.any())

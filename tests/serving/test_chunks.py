@@ -111,5 +111,8 @@ def test_a_chunks_start_is_read_from_its_keys(start: int) -> None:
     mean = 3 * torch.randn(2, 32, generator=generator)
     keys = mean[:, None] + torch.randn(2, N, 32, generator=generator)
     turned = rotary(32).rotate(keys, torch.arange(start, start + N)).float()
-    assert chunk_start(centered(mean), {0: turned}, 0, 1 << 16) == start
-    assert chunk_start(centered(mean), {0: turned[1:]}, 1, 1 << 16) == start
+    still = torch.zeros_like(turned)
+    assert chunk_start(centered(mean), {0: (turned, still)}, 0, 1 << 16) == start
+    assert chunk_start(centered(mean), {0: (turned[1:], still[1:])}, 1, 1 << 16) == start
+    exchanged = replace(centered(mean), layers={0: centered(mean).layers[0].exchanged()})
+    assert chunk_start(exchanged, {0: (still, turned)}, 0, 1 << 16) == start, "latent attention: its values turn"

@@ -89,7 +89,7 @@ class Stream:
         if not any(need.kind == "moments" for need in self.needs):
             raise ValueError(f"{recipe.name} fits nothing to the vectors it codes, so there is nothing to adapt")
         for layer in calibration.layers.values():
-            for need in self.needs:
+            for need in self._needs(layer):
                 if need not in layer.measured:
                     raise ValueError(f"these statistics do not hold {need}; give those that the codec was fitted to")
         self.n_new: dict[int, int] = {}
@@ -120,7 +120,7 @@ class Stream:
         positions = positions.to(key.device)
         seen = Observation(layer, key, value, positions, torch.ones_like(positions, dtype=torch.bool), None, UNSEEN)
         held = dict(self._held[layer])
-        for need in self.needs:
+        for need in self._needs(known):
             found = on_host(measure(replace(need, skip_tokens=0), seen, known.rotary(need.slot)))
             held[need] = self._merged(held[need], found, n, known.measured[need]) if need in held else found
         self._held[layer] = held
@@ -133,6 +133,9 @@ class Stream:
         n = max(self.n_new.values(), default=0)
         said = f"{n} tokens that were served, half-life {self.forgetting.half_life_tokens}"
         return Statistics(self.calibration.model, layers, (*self.calibration.sources, said))
+
+    def _needs(self, layer: LayerStatistics) -> tuple[Need, ...]:
+        return tuple(need.exchanged() if layer.turns_in_values else need for need in self.needs)
 
     def _today(self, i: int, layer: LayerStatistics) -> LayerStatistics:
         if not self._held[i]:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from karhunen.hf.expansion import expanded_layers
 from karhunen.hf.gradients import refuse_gradients
 from karhunen.hf.suits import unseen_layers
 from karhunen.statistics.need import Kind, Need
@@ -45,16 +46,20 @@ def check_ids(model: nn.Module, pieces: Sequence[Int[Tensor, " _"]]) -> None:
 
 
 def check_seen(model: nn.Module, needs: Iterable[Need], layers: Iterable[int]) -> None:
-    """ValueError if a need asks how attention reads a layer whose attention does not read what is cached."""
+    """ValueError if a need asks how attention reads a layer whose attention does not read what is cached. Gradients go
+    back through what is made of the cache, if that can be differentiated."""
     asking = [need for need in needs if need.kind not in OF_VECTORS]
     if not asking:
         return
     unseen = unseen_layers(model)
+    expanded = expanded_layers(model) if unseen else frozenset[int]()
     for layer in layers:
-        if layer in unseen:
+        blind = [need for need in asking if need.kind != "gradients" or layer not in expanded]
+        if layer in unseen and blind:
+            instead = "the Fisher metric, such as karhunen, or" if layer in expanded else "a plain metric, such as"
             raise ValueError(
-                f"layer {layer}: {asking[0]} cannot be measured: {unseen[layer]}; use a recipe with a plain metric, "
-                "such as int4, kivi or turboquant"
+                f"layer {layer}: {blind[0]} cannot be measured: {unseen[layer]}; use a recipe with {instead} "
+                f"{'a plain one, such as ' if layer in expanded else ''}int4, kivi or turboquant"
             )
 
 

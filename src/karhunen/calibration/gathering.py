@@ -35,14 +35,24 @@ class Plan:
         return max((need.skip_tokens for need in self.needs), default=0)
 
     @property
-    def forward_needs(self) -> list[Need]:
-        """Those that a forward shows."""
-        return [need for need in self.needs if need.kind != "gradients"]
-
-    @property
     def gradient_needs(self) -> list[Need]:
-        """Those that take a backward pass."""
+        """Those that take a backward pass, as recipes ask for them."""
         return [need for need in self.needs if need.kind == "gradients"]
+
+    def needs_of(self, layer: int) -> list[Need]:
+        """What is measured of a layer. Recipes ask of the keys what they ask of the part that turns, which latent
+        attention caches as values."""
+        found = self.rotaries.get(layer, DetectedRotary())
+        exchanged = LayerStatistics(found.key, found.value).turns_in_values
+        return [need.exchanged() if exchanged else need for need in self.needs]
+
+    def forward_needs_of(self, layer: int) -> list[Need]:
+        """Those that a forward shows."""
+        return [need for need in self.needs_of(layer) if need.kind != "gradients"]
+
+    def gradient_needs_of(self, layer: int) -> list[Need]:
+        """Those that take a backward pass."""
+        return [need for need in self.needs_of(layer) if need.kind == "gradients"]
 
     def check(self) -> None:
         """ValueError if a need asks for a rotary frame that the model does not have."""
@@ -80,12 +90,11 @@ class Gathering:
         seen = _where_sums_can_be_made(seen)
         found = self.plan.rotaries.get(seen.layer, DetectedRotary())
         measured: dict[Need, Statistic] = {}
-        for need in self.plan.forward_needs:
+        for need in self.plan.forward_needs_of(seen.layer):
             if need.kind in OF_WEIGHTS and seen.layer in self.weights_known:
                 continue  # once is enough
             thinned = replace(need, stride=max(need.stride, self.stride)) if need.kind == "samples" else need
-            rotary = found.key if need.slot == "key" else found.value
-            measured[need] = on_host(measure(thinned, seen, rotary))
+            measured[need] = on_host(measure(thinned, seen, found.of(need.slot)))
         self.weighed -= {seen.layer} & self.weights_known
         self.weighed |= {seen.layer} - self.weights_known
         self.weights_known.add(seen.layer)
@@ -101,10 +110,10 @@ class Gathering:
         seen = _where_sums_can_be_made(seen)
         turns = self.plan.rotaries.get(seen.layer, DetectedRotary())
         measured: dict[Need, Statistic] = {}
-        for need in self.plan.forward_needs:
+        for need in self.plan.forward_needs_of(seen.layer):
             if need.kind not in OF_READS or (need.kind in OF_WEIGHTS and seen.layer not in self.weighed):
                 continue
-            measured[need] = on_host(measure(need, seen, turns.key if need.slot == "key" else turns.value))
+            measured[need] = on_host(measure(need, seen, turns.of(need.slot)))
         self._add_weights(seen.layer, {need: measured.pop(need) for need in list(measured) if need.kind in OF_WEIGHTS})
         self.add(seen.layer, LayerStatistics(turns.key, turns.value, 1.0, 0, measured))
 

@@ -20,40 +20,37 @@ CLIP_QUANTILE = 0.995
 def measure_gradients(
     model: nn.Module,
     tokens: Int[Tensor, " t"],
-    needs: list[Need],
-    layers: tuple[int, ...],
+    needs: Mapping[int, list[Need]],
     rotaries: Mapping[int, DetectedRotary],
     seed: int,
 ) -> dict[int, dict[Need, Moments]]:
-    """Moments of the gradients of one sequence, by layer and need, in the host's memory; one backward pass for each
-    `near_tokens` among the needs.
+    """Moments of the gradients of one sequence, by layer and need, in the host's memory, for the `needs` of each layer;
+    one backward pass for each `near_tokens` among them.
 
     A gradient by a key turns into the frame as the key does. ValueError naming the layers that showed none.
     """
     measured: dict[int, dict[Need, Moments]] = {}
-    for near_tokens in sorted({need.near_tokens for need in needs}):
-        mine = [need for need in needs if need.near_tokens == near_tokens]
+    for near_tokens in sorted({need.near_tokens for mine in needs.values() for need in mine}):
 
-        def listen(layer: int, seen: ReadGradient, mine: list[Need] = mine) -> None:
-            if layer in layers:
-                rotary = rotaries.get(layer, DetectedRotary())
-                found = {need: on_host(_moments(need, seen, rotary)) for need in mine}
-                measured[layer] = measured.get(layer, {}) | found
+        def listen(layer: int, seen: ReadGradient, near_tokens: int = near_tokens) -> None:
+            mine = [need for need in needs.get(layer, ()) if need.near_tokens == near_tokens]
+            rotary = rotaries.get(layer, DetectedRotary())
+            found = {need: on_host(_moments(need, seen, rotary)) for need in mine}
+            measured[layer] = measured.get(layer, {}) | found
 
         read_gradients(model, tokens, seed, listen, near_tokens)
-    if missing := [layer for layer in layers if layer not in measured]:
+    if missing := [layer for layer in needs if layer not in measured]:
         raise ValueError(
             f"layers {missing} show no gradient: their attention does not read the cached keys as they are; "
             "use a recipe without the Fisher metric"
         )
-    return {layer: measured[layer] for layer in layers}
+    return {layer: measured[layer] for layer in needs}
 
 
 def _moments(need: Need, seen: ReadGradient, rotary: DetectedRotary) -> Moments:
     gradient = with_float64(seen.by_key if need.slot == "key" else seen.by_value)
-    turn = rotary.key if need.slot == "key" else rotary.value
     positions = arange(gradient.shape[2], device=gradient.device)[None]
-    inside = RopeFrame(need.block_tokens, need.joined).forward(gradient, positions, turn)[0]
+    inside = RopeFrame(need.block_tokens, need.joined).forward(gradient, positions, rotary.of(need.slot))[0]
     read = replace(need, skip_tokens=max(need.skip_tokens, SINK_TOKENS))  # those before show no gradient
     return Moments.of(_clipped(inside[:, counted(read, seen.key, seen.value).to(gradient.device)]))
 

@@ -17,7 +17,7 @@ from karhunen.calibration.measure import CHUNK_ELEMENTS
 from karhunen.calibration.reading import PAIRS_PER_ROW, ROWS_PER_SEQUENCE
 from karhunen.hf.gradients import HEAD_TOKENS, ROWS
 from karhunen.hf.sizes import LayerSizes, ModelSizes
-from karhunen.statistics.need import Need
+from karhunen.statistics.need import SLOTS, Need
 
 F32, F64 = 4, 8
 MAX_SAMPLES = 16384  # vectors kept of a layer's head, over the whole text
@@ -81,8 +81,7 @@ def statistics_bytes(sizes: ModelSizes, work: Work) -> int:
 
 
 def _kept(need: Need, layer: LayerSizes, hidden: int, n_tokens: int) -> int:
-    width = layer.key if need.slot == "key" else layer.value
-    groups = 1 if need.joined else layer.n_kv_heads
+    width, groups = _vectors(need, layer)
     if need.kind == "samples":
         return min(MAX_SAMPLES, -(-n_tokens // need.stride)) * (width * F32 + F64)
     if need.kind == "projection":
@@ -92,12 +91,18 @@ def _kept(need: Need, layer: LayerSizes, hidden: int, n_tokens: int) -> int:
     return groups * (width // groups + 1) ** 2 * F64
 
 
+def _vectors(need: Need, layer: LayerSizes) -> tuple[int, int]:
+    """Numbers of a token that a need is about, and the groups that they are in."""
+    widths, n_heads = layer.cached
+    return widths[SLOTS.index(need.slot)], 1 if need.joined else n_heads
+
+
 def _forward(sizes: ModelSizes, work: Work, device: str) -> dict[str, int]:
     layers = [(i, layer) for i, layer in enumerate(sizes.layers) if layer.device == device]
     if not layers:
         return {}
     numbers = work.batch * work.sequence_tokens * sizes.dtype_bytes
-    cache = numbers * sum(layer.key + layer.value for _, layer in layers)
+    cache = numbers * sum(sum(layer.cached[0]) for _, layer in layers)
     attention = max(_attention_forward(sizes, work, layer) for _, layer in layers)
     mlp = max(int(numbers * (3 * layer.mlp + 5.5 * sizes.hidden)) for _, layer in layers)
     measured = [layer for i, layer in layers if i in work.layers]
@@ -124,7 +129,7 @@ def _measuring(sizes: ModelSizes, work: Work, layer: LayerSizes) -> int:
 
 
 def _step(need: Need, layer: LayerSizes, hidden: int, tokens: int) -> int:
-    width = layer.key if need.slot == "key" else layer.value
+    width, groups = _vectors(need, layer)
     rows = layer.n_query_heads * min(ROWS_PER_SEQUENCE, tokens) * tokens * F32
     if need.kind == "queries":
         blocks = 1 if need.block_tokens is None else min(PAIRS_PER_ROW, -(-tokens // need.block_tokens))
@@ -139,7 +144,6 @@ def _step(need: Need, layer: LayerSizes, hidden: int, tokens: int) -> int:
     if need.kind == "output_gram":
         return 3 * layer.query * hidden * F64
     vectors = (3 if need.block_tokens is None else 4.5) * tokens * width * F64
-    groups = 1 if need.joined else layer.n_kv_heads
     outer = 2 * width * width // groups * F64
     return int(vectors) + outer + (3 * rows if need.kind == "attended" else 0)
 
@@ -166,6 +170,8 @@ def _layer_backward(sizes: ModelSizes, work: Work, layer: LayerSizes) -> int:
     summed = tokens * F32 * (2.5 * layer.query + 2 * both)
     group = layer.n_query_heads // layer.n_kv_heads
     tables = ROWS * tokens * (6 * group + 3) * F32
-    moments = 5 * tokens * max(layer.key, layer.value) * F64
+    moments = 5 * tokens * max(layer.cached[0]) * F64
     scores = 2 * layer.n_query_heads * tokens * tokens * F32 if sizes.writes_scores else 0
-    return int(max(mlp, saved + summed + max(tables, moments) + scores))
+    reading = saved + summed + max(tables, moments) + scores
+    # to go back through its expansion a latent layer runs once more, whole, while attention's backward pass stands
+    return int(max(mlp, reading) if layer.latent is None else mlp + reading)

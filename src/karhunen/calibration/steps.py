@@ -38,9 +38,8 @@ class Step:
             with capturing(model, gathering, gathering.read_again) as forward:
                 forward(self.tokens, None)
         else:
-            gathering.add_gradients(
-                measure_gradients(model, self.tokens[0], plan.gradient_needs, plan.layers, plan.rotaries, self.seed)
-            )
+            needs = {layer: plan.gradient_needs_of(layer) for layer in plan.layers}
+            gathering.add_gradients(measure_gradients(model, self.tokens[0], needs, plan.rotaries, self.seed))
 
 
 def min_gradient_tokens(needs: Iterable[Need]) -> int:

@@ -20,6 +20,8 @@ from torch import Tensor
 from karhunen.device import on_host
 from karhunen.statistics.rotary import Rotary, distinct
 
+MOST_BLOCK_TOKENS = 1 << 14  # the last block of a read is padded to its length, a turning mean has a column for each
+
 
 @final
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class RopeFrame:
     def __post_init__(self) -> None:
         if self.block_tokens is not None and self.block_tokens < 1:
             raise ValueError(f"block_tokens={self.block_tokens} is not a block; use 1, 2, ... or None for post-RoPE")
+        if self.block_tokens is not None and self.block_tokens > MOST_BLOCK_TOKENS:
+            raise ValueError(
+                f"block_tokens={self.block_tokens} is more than tables are made for, one place for each token of a "
+                f"block; use {MOST_BLOCK_TOKENS} at most, or None for post-RoPE"
+            )
 
     @property
     def needs_rotary(self) -> bool:

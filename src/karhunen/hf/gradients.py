@@ -5,6 +5,7 @@
 Only reads that will meet coded tokens count: not those within the recent window, not those of the sinks. The forward is
 the model's own; the backward of attention is worked out here in rows, so that no t × t table outlives its layer.
 Layers that read another layer's keys and values (Gemma 3n, Gemma 4) add to the gradients of that layer, whose they are.
+Where attention reads what is made of the cache (latent attention), gradients go back to what was cached (expansion.py).
 """
 
 import weakref
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 from karhunen.device import HOST
 from karhunen.hf.capture import Attention
 from karhunen.hf.checkpointing import checkpointed
+from karhunen.hf.expansion import PassingCache, expanded_layers
 from karhunen.hf.hooks import before_forward
-from karhunen.hf.probe import inference, input_device, layer_devices
+from karhunen.hf.probe import cache_argument, inference, input_device, layer_devices
 from karhunen.hf.queries import showing
 from karhunen.kernels.softmax import attention_weights, capped, causal
 
@@ -59,9 +61,10 @@ def read_gradients(
     """
     refuse_gradients(model)
     head = cast("Any", model).get_output_embeddings()
-    reads = _Reads(listener, near_tokens)
+    cache = PassingCache(model) if expanded_layers(model) else None
+    reads = _Reads(listener, near_tokens, cache)
     with inference(model), torch.enable_grad(), _frozen(model), checkpointed(model), reads.routed(model):
-        hidden = _hidden_states(model, head, tokens)
+        hidden = _hidden_states(model, head, tokens, cache)
         reads.counting = False
         _backward(model, head, hidden, seed)
 
@@ -87,8 +90,11 @@ def refuse_gradients(model: nn.Module) -> None:
 class _Reads:
     """Attention calls on the way forward, and the gradients of each layer until its last call has had its turn."""
 
-    def __init__(self, listener: Callable[[int, ReadGradient], None], near_tokens: int) -> None:
+    def __init__(
+        self, listener: Callable[[int, ReadGradient], None], near_tokens: int, cache: PassingCache | None
+    ) -> None:
         self.listener = listener
+        self.cache = cache
         self.near_tokens = near_tokens
         self.counting = True  # a layer that runs once more in the backward pass reads nothing new
         self.n_left: Counter[int] = Counter()
@@ -101,14 +107,18 @@ class _Reads:
 
     def attend(self, attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
         """One attention call."""
-        layer = self._owner(key, int(getattr(attention.module, "layer_idx", -1)))
+        index = int(getattr(attention.module, "layer_idx", -1))
+        layer = self._owner(key, index)
         self.n_left[layer] += self.counting
+        expansion = None if self.cache is None else self.cache.read_by(index, key, value)
+        cached = (key.detach(), value.detach()) if expansion is None else expansion.cached
         reach = _Reach(
-            layer, attention.scale, attention.mask, attention.window_tokens, attention.softcap, attention.sinks, self
-        )
+            layer, attention.scale, attention.mask, attention.window_tokens, attention.softcap, attention.sinks, self,
+            None if expansion is None else expansion.back,
+        )  # fmt: skip
         # what depends on nothing that is differentiated would have no backward pass
         anchor = torch.zeros((), device=key.device, requires_grad=True)
-        return _FarReads.apply(attention.query, key, value, anchor, reach, plain), None
+        return _FarReads.apply(attention.query, key, value, *cached, anchor, reach, plain), None
 
     def _owner(self, key: Tensor, reader: int) -> int:
         """The layer that attended to `key` first, which made it. The key is not kept alive."""
@@ -143,6 +153,8 @@ class _Reach:
     softcap: float | None
     sinks: Tensor | None
     reads: _Reads
+    back: Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor | None]] | None
+    """From gradients by what is read to those by what was cached, where these differ."""
 
 
 class _FarReads(torch.autograd.Function):
@@ -150,16 +162,17 @@ class _FarReads(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, anchor: Tensor, reach: _Reach, plain: Callable[[], Any]
-    ) -> Tensor:
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, cached_key: Tensor, cached_value: Tensor,
+        anchor: Tensor, reach: _Reach, plain: Callable[[], Any],
+    ) -> Tensor:  # fmt: skip
         out = plain()[0]
-        ctx.save_for_backward(query, key, value, out)
+        ctx.save_for_backward(query, key, value, cached_key, cached_value, out)
         ctx.reach = reach
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, out = ctx.saved_tensors
+        query, key, value, cached_key, cached_value, out = ctx.saved_tensors
         reach: _Reach = ctx.reach
         near_tokens = reach.reads.near_tokens
         (b, n_q, t, _), h = query.shape, key.shape[1]
@@ -185,8 +198,11 @@ class _FarReads(torch.autograd.Function):
                     near_value[row, g, band] += _columns(p[..., band] * near, d)
         far_key, far_value = torch.sub(d_key, near_key, out=near_key), torch.sub(d_value, near_value, out=near_value)
         far_key[:, :, :SINK_TOKENS] = far_value[:, :, :SINK_TOKENS] = 0
-        reach.reads.add(reach.layer, ReadGradient(far_key, far_value, key.detach(), value.detach()))
-        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), None, None, None
+        by_key, by_value = (far_key, far_value) if reach.back is None else reach.back(far_key, far_value)
+        if by_key is None or by_value is None:
+            raise ValueError(f"layer {reach.layer}: its attention reads only a part of what it caches")
+        reach.reads.add(reach.layer, ReadGradient(by_key, by_value, cached_key.detach(), cached_value.detach()))
+        return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype), *[None] * 5
 
 
 def _softmax_rows(
@@ -220,7 +236,9 @@ def _near(start: int, stop: int, first_key: int, near_tokens: int, device: torch
     return age < near_tokens
 
 
-def _hidden_states(model: nn.Module, head: nn.Module, tokens: Int[Tensor, " t"]) -> Float[Tensor, "1 t w"]:
+def _hidden_states(
+    model: nn.Module, head: nn.Module, tokens: Int[Tensor, " t"], cache: PassingCache | None = None
+) -> Float[Tensor, "1 t w"]:
     """What the output embedding is given, with its graph; the embedding itself sees one position only."""
     seen: list[Tensor] = []
     mine = get_ident()  # another thread's forward keeps all its positions
@@ -233,7 +251,8 @@ def _hidden_states(model: nn.Module, head: nn.Module, tokens: Int[Tensor, " t"])
 
     remove = before_forward(head, keep)
     try:
-        cast("Any", model)(input_ids=tokens[None].to(input_device(model)), use_cache=False)
+        given = {"use_cache": False} if cache is None else {"use_cache": True, cache_argument(model): cache}
+        cast("Any", model)(input_ids=tokens[None].to(input_device(model)), **given)
     finally:
         remove()
     return seen[0]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from karhunen.device import HOST
 from karhunen.hf.probe import Update, n_positions, parameters, probe_tokens, text_config, updates
+from karhunen.statistics.need import Slot
 from karhunen.statistics.rotary import Rotary
 
 SHIFTS = (1, 7, 90, 1000)
@@ -49,6 +50,10 @@ class DetectedRotary:
     value: Rotary | None = None
     note: str = ""
 
+    def of(self, slot: Slot) -> Rotary | None:
+        """The rotation of one slot."""
+        return self.key if slot == "key" else self.value
+
 
 def detect_rotary(model: nn.Module) -> dict[int, DetectedRotary]:
     """The rotation of every layer that caches keys and values, by layer index.
@@ -62,7 +67,7 @@ def detect_rotary(model: nn.Module) -> dict[int, DetectedRotary]:
     moved = {shift: _shifted(model, tokens, shift) for shift in shifts}
     candidates = list(_candidates(model))  # read after the runs: dynamic scaling rewrites its buffers
     found = {layer: _explain(layer, still[layer], moved, candidates) for layer in sorted(still)}
-    if _is_recurrent(model):
+    if is_recurrent(model):
         found = {layer: replace(x, note=NOT_KNOWN if x.note else "") for layer, x in found.items()}
     if not any(layer.key or layer.value or layer.note for layer in found.values()) and _sees_positions(model):
         return dict.fromkeys(found, DetectedRotary(note=NOT_A_ROTATION))
@@ -87,7 +92,7 @@ def _shifted(model: nn.Module, tokens: Int[Tensor, "1 t"], shift: int) -> dict[i
 
 def _sees_positions(model: nn.Module) -> bool:
     """Whether the first cached key of one token repeated depends on where it stands (layers of other kinds: False)."""
-    if _is_recurrent(model):
+    if is_recurrent(model):
         return False
     tokens = probe_tokens(model)[:, :1].expand(1, 8)
     seen = updates(model, tokens)
@@ -95,7 +100,7 @@ def _sees_positions(model: nn.Module) -> bool:
     return bool((key - key[:, :, :1]).norm() > TOLERANCE[seen[min(seen)][0].dtype] * key.norm())
 
 
-def _is_recurrent(model: nn.Module) -> bool:
+def is_recurrent(model: nn.Module) -> bool:
     """Whether some layers are of another kind than attention."""
     config = text_config(model)
     declared = [getattr(config, name, None) or () for name in ("layer_types", "layers_block_type")]

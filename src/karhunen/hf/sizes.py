@@ -29,6 +29,12 @@ class LayerSizes:
     n_query_heads: int
     n_kv_heads: int
     mlp: int  # the widest hidden state of the feed-forward part, over all experts a token visits
+    latent: tuple[int, int] | None = None  # rotary part and latent, where these are cached and expanded to be read
+
+    @property
+    def cached(self) -> tuple[tuple[int, int], int]:
+        """Numbers cached for a token as keys (what turns) and as values, and the heads that they are of."""
+        return ((self.key, self.value), self.n_kv_heads) if self.latent is None else (self.latent, 1)
 
 
 @final
@@ -98,10 +104,11 @@ def _layer(block: nn.Module, config: Any, index: int, device: str) -> LayerSizes
     n_query = _each(config, index, "num_attention_heads", "n_head", "n_heads", "num_heads") or 1
     n_kv = _each(config, index, "num_key_value_heads", "num_kv_heads") or n_query
     width = _each(config, index, "head_dim") or _first(config, "hidden_size", "n_embd", "d_model") // n_query
-    key, value = width, width
+    key, value, latent = width, width, None
     if rank := getattr(config, "kv_lora_rank", None):  # latent attention: what is cached is narrower than what is read
         n_kv, key = n_query, config.qk_nope_head_dim + config.qk_rope_head_dim
         value = getattr(config, "v_head_dim", rank)
+        latent = config.qk_rope_head_dim, rank
     return LayerSizes(
         device=device,
         weight_bytes=sum(p.numel() * p.element_size() for p in block.parameters()),
@@ -111,6 +118,7 @@ def _layer(block: nn.Module, config: Any, index: int, device: str) -> LayerSizes
         n_query_heads=n_query,
         n_kv_heads=n_kv,
         mlp=_mlp(config, index),
+        latent=latent,
     )
 
 

@@ -137,7 +137,7 @@ class ChunkCodec:
     def _start(self, layers: dict[int, tuple[Tensor, Tensor]], first_head: int) -> int:
         if not can_find_start(self.codec):
             return 0
-        return chunk_start(self.codec, {i: key for i, (key, _) in layers.items()}, first_head, MAX_TOKENS)
+        return chunk_start(self.codec, layers, first_head, MAX_TOKENS)
 
 
 def page_of_buffer(buffer: Tensor) -> bytes:

@@ -8,6 +8,7 @@ from torch import Tensor
 from karhunen.folder import read_folder, write_folder
 from karhunen.statistics.gathered import Statistics
 from karhunen.statistics.identity import LayerShape
+from karhunen.statistics.moments import Moments
 from karhunen.statistics.need import SLOTS, Need, Slot, Statistic
 from karhunen.statistics.projection import Projection
 from karhunen.statistics.rotary import Rotary
@@ -62,6 +63,9 @@ def _check_turn(turn: Rotary | None, shape: LayerShape, slot: Slot) -> None:
 
 def _check_size(need: Need, statistic: Statistic, shape: LayerShape) -> None:
     """Of hidden states any size will do, but one."""
+    kind = {"samples": Samples, "projection": Projection}.get(need.kind, Moments)
+    if not isinstance(statistic, kind):
+        raise ValueError(f"its {need} are kept as {type(statistic).__name__}, not as {kind.__name__}")
     if isinstance(statistic, Projection):
         held, fits = tuple(statistic.weight.shape), statistic.bias.shape == statistic.weight.shape[1:]
     elif isinstance(statistic, Samples):

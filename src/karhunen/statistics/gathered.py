@@ -1,6 +1,9 @@
 """Everything calibration measured of one model: the artifact between `calibrate` and `fit`.
 
 gathered(text A) + gathered(text B) == gathered(A ++ B)
+
+A recipe's side for keys is meant for what turns with the position. Latent attention caches its latent under the name of
+keys and the rotary part, which turns, under that of values: its layers exchange them before a recipe is fitted.
 """
 
 from collections.abc import Mapping
@@ -31,6 +34,16 @@ class LayerStatistics:
     def rotary(self, slot: Slot) -> Rotary | None:
         """The rotation of a slot's vectors, None if the model leaves them alone."""
         return self.key_rotary if slot == "key" else self.value_rotary
+
+    @property
+    def turns_in_values(self) -> bool:
+        """Whether the part that turns with the position is cached under the name of values (latent attention)."""
+        return self.value_rotary is not None and self.key_rotary is None
+
+    def exchanged(self) -> "LayerStatistics":
+        """With keys for values and values for keys."""
+        measured = {need.exchanged(): statistic for need, statistic in self.measured.items()}
+        return replace(self, key_rotary=self.value_rotary, value_rotary=self.key_rotary, measured=measured)
 
     def get(self, need: Need, kind: type[T]) -> T:
         """The statistic asked for; ValueError if calibration did not gather it."""
@@ -73,6 +86,13 @@ class Statistics:
     def shape(self, layer: int) -> LayerShape:
         """Shape of one cache layer."""
         return self.model.layers[layer]
+
+    def with_keys_that_turn(self) -> "tuple[Statistics, frozenset[int]]":
+        """As a recipe sees the layers: what turns is a key. Also the layers in which the slots were exchanged."""
+        mine = frozenset(i for i, layer in self.layers.items() if layer.turns_in_values)
+        layers = {i: layer.exchanged() if i in mine else layer for i, layer in self.layers.items()}
+        shapes = tuple(shape.exchanged() if i in mine else shape for i, shape in enumerate(self.model.layers))
+        return replace(self, model=replace(self.model, layers=shapes), layers=layers), mine
 
     def beside(self, other: "Statistics") -> "Statistics":
         """More statistics of the same text (`+` takes in another); `other` counts where both hold a need.

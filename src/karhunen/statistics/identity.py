@@ -1,6 +1,6 @@
 """Which model statistics and codecs belong to: architecture, configuration, and the shape of every cache layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 KINDS = ("full", "sliding", "other")
@@ -27,6 +27,10 @@ class LayerShape:
     def elements_per_token(self) -> int:
         """Scalars this layer caches for one token of one sequence."""
         return self.n_kv_heads * (self.key_dim + self.value_dim)
+
+    def exchanged(self) -> "LayerShape":
+        """With keys for values and values for keys."""
+        return replace(self, key_dim=self.value_dim, value_dim=self.key_dim)
 
 
 @final

@@ -17,9 +17,12 @@ a(1 − a)); `scores` is for `attended` alone and weighs a value by E (qᵀk)²,
 reads by tokens `near_tokens` later and more, which find the token outside the recent window (karhunen.hf.gradients).
 The first `skip_tokens` of each sequence, which the window keeps exact, count nowhere; nor do tokens whose vector of
 `quiet_slot` is shorter than `quiet_fraction` of the sequence's median, which the window keeps exact too.
+
+What a recipe asks of the keys it asks of what turns with the position. Latent attention caches that as values, and its
+latent as keys: there a need is measured, and found, under the other slot (`exchanged`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from karhunen.statistics.moments import Moments
@@ -39,6 +42,11 @@ what this one has cached."""
 SLOTS: tuple[Slot, Slot] = ("key", "value")
 
 
+def other_slot(slot: Slot) -> Slot:
+    """The values' of the keys', and the other way round."""
+    return "value" if slot == "key" else "key"
+
+
 @final
 @dataclass(frozen=True)
 class Need:
@@ -54,6 +62,11 @@ class Need:
     quiet_slot: Slot | None = None
     quiet_fraction: float = 0.0
     near_tokens: int = 128
+
+    def exchanged(self) -> "Need":
+        """The same of the other slot."""
+        quiet = None if self.quiet_slot is None else other_slot(self.quiet_slot)
+        return replace(self, slot=other_slot(self.slot), quiet_slot=quiet)
 
     def __str__(self) -> str:
         frame = "post-RoPE" if self.block_tokens is None else f"block {self.block_tokens}"

@@ -9,7 +9,7 @@ Here:   one rule for keys or values with a threshold fixed by calibration. Texts
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 import torch
@@ -55,6 +55,10 @@ class NormBelow:
     def __post_init__(self) -> None:
         if self.threshold < 0 or (self.share is not None and self.share < 0):
             raise ValueError(f"threshold={self.threshold} and share={self.share} are not 0 or more")
+
+    def exchanged(self) -> "NormBelow":
+        """The rule of the other slot."""
+        return replace(self, slot="value" if self.slot == "key" else "key")
 
     def exact(
         self,

@@ -8,7 +8,7 @@ ANY_NAME = "*"
 
 NUMBER = "a number"
 INTERVAL = {"mean": NUMBER, "low?": NUMBER, "high?": NUMBER}
-SIZES = dict.fromkeys(("codes", "side", "exact", "dense", "n_elements", "n_coded_elements"), NUMBER)
+SIZES = dict.fromkeys(("codes", "side", "exact", "dense", "n_elements", "n_coded_elements"), int)
 
 SHAPE: Mapping[str, Any] = {
     "fingerprint": str,
@@ -25,7 +25,7 @@ SHAPE: Mapping[str, Any] = {
         "conclusive?": bool,
     },
     "cache": {
-        "bytes": dict.fromkeys(("codes", "scales_and_gains", "exact_tokens", "dense"), NUMBER),
+        "bytes": dict.fromkeys(("codes", "scales_and_gains", "exact_tokens", "dense"), int),
         "coded_bits_per_element": NUMBER,
         "layers": [{"account": SIZES}],
     },
@@ -58,6 +58,8 @@ def check_shape(result: Mapping[str, Any]) -> None:
         held = cache["bytes"]
         if not held["dense"] or held["codes"] + held["scales_and_gains"] + held["exact_tokens"] <= 0:
             raise ValueError("cache.bytes says that nothing is held")
+        if any(account["n_coded_elements"] for account in sizes) and held["codes"] + held["scales_and_gains"] <= 0:
+            raise ValueError("cache.bytes says that what is coded takes no bytes")
 
 
 def _check(value: Any, shape: Any, path: str) -> None:

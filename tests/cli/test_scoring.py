@@ -91,3 +91,33 @@ def test_when_every_recipe_is_refused_the_exit_code_is_2(
     done = karhunen(*start, "--limit", 1, "--recipe", "spectra:bits=0.1,sink=0")
     assert done.code == 2
     assert "not measured: spectra:bits=0.1,sink=0" in done.err
+
+
+def test_a_full_leaderboard_has_the_tasks_and_goes_on_where_it_was_killed(
+    karhunen: Command, model_folder: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from karhunen.cli.evaluate import leaderboard_tasks
+    from karhunen.evaluation import tasks
+    from karhunen.evaluation.tasks.kinds import Kind
+
+    assert leaderboard_tasks(full=False) == ("texts",)
+    named = [task for text in leaderboard_tasks(full=True) for task in tasks.make_tasks(text)]
+    assert {"documents 1000", "passkeys 1000", "calls 1000", "ruler niah_single_1 1500"} <= {t.name for t in named}
+
+    monkeypatch.setattr("karhunen.cli.evaluate.leaderboard_tasks", lambda full: (str(text_file), "sums@60")[: 1 + full])
+    start = ["leaderboard", "--model", model_folder, "--results", tmp_path / "r", "--limit", 1, *SIZES, "--json"]
+    start += ["--recipe", "full", "--recipe", "int8:group=12,recent=16"]
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Kind, "prepare", killed)
+        assert karhunen(*start, "--full").code != 0
+    done = karhunen(*start, "--full")
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
+    assert (len(said["made"]), len(said["kept"])) == (2, 2)
+    scores = {(row["task"], row["recipe"]): row for row in said["rows"]}
+    assert scores["sums 60", "full"]["score"] == scores["sums 60", "full"]["dense_score"]
+    assert (tmp_path / "r" / "report" / "index.html").is_file()

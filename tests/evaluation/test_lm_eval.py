@@ -132,3 +132,52 @@ def test_the_task_gives_both_scores_and_the_bytes(loaded: tuple[Any, Any], stati
     assert body["metrics"]["score"] == body["metrics"]["dense_score"]
     assert body["lm_eval"]["coded"]["local_choice"].keys() >= {"acc,none", "acc_norm,none"}
     assert body["cache"]["bytes"]["dense"] > 0
+
+
+ARITHMETIC = [{"question": f"What is {i} and {i}?", "answer": f"Twice {i}.\n#### {2 * i}"} for i in range(1, 8)]
+ANATOMY = [{"question": f"Which is {i}?", "choices": ["a", "b", "c", "d"], "answer": i % 4} for i in range(6)]
+PAPER = [{"context": "A paper of few words.", "question": "Of what?", "answers": ["words"]} for _ in range(2)]
+
+
+def rows(folder: Path, **splits: list[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True)
+    for split, found in splits.items():
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, found)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_gsm8k_mmlu_and_longbench_run_on_files_of_the_disk(
+    loaded: tuple[Any, Any], statistics: Statistics, tmp_path: Path
+) -> None:
+    from karhunen.evaluation.tasks.harness import Harness
+
+    names = ("gsm8k", "mmlu_anatomy", "longbench_qasper")
+    rows(tmp_path / "gsm8k", train=ARITHMETIC, test=ARITHMETIC[:2])
+    rows(tmp_path / "mmlu_anatomy", dev=ANATOMY[:5], test=ANATOMY)
+    rows(tmp_path / "longbench_qasper", test=PAPER)
+    task = Harness(names, data=str(tmp_path), n_fewshot=0)
+    prepared = task.prepare(*loaded, seed=0, limit=1)
+    body = prepared.measure(codec_of("full", statistics))
+    assert set(body["lm_eval"]["coded"]) == set(names)
+    assert body["lm_eval"]["coded"] == body["lm_eval"]["dense"]
+    before = prepared.inputs
+    (tmp_path / "mmlu_anatomy" / "test.jsonl").write_text(json.dumps(ANATOMY[0]))
+    assert prepared.inputs != before
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_data_that_a_task_cannot_use_is_refused_before_anything_runs(loaded: tuple[Any, Any], tmp_path: Path) -> None:
+    from karhunen.evaluation.tasks.harness import Harness
+
+    with pytest.raises(ValueError, match="no files for gsm8k"):
+        Harness(("gsm8k",), data=str(tmp_path))
+    rows(tmp_path / "gsm8k", test=ARITHMETIC)
+    with pytest.raises(ValueError, match=r"reads the split.* train"):
+        Harness(("gsm8k",), data=str(tmp_path)).prepare(*loaded, seed=0, limit=None)
+    rows(tmp_path / "mmlu", test=ANATOMY)
+    with pytest.raises(ValueError, match="a group of lm-eval's tasks"):
+        Harness(("mmlu",), data=str(tmp_path)).prepare(*loaded, seed=0, limit=None)
+    (tmp_path / "gsm8k" / "train.csv").write_text("question,answer\n")
+    with pytest.raises(ValueError, match="several kinds"):
+        Harness(("gsm8k",), data=str(tmp_path))

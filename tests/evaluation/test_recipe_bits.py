@@ -47,6 +47,9 @@ BY_HAND = {
     "q4_0": 4 + HALF / 32,
     "mlx": 4 + RANGE / 64,
     "nvfp4": 4 + 8 / 16,
+    "exllamav3": 4 + HALF / 32,
+    "innerq": 3 + HALF / 32,
+    "octopus": (22 * 10 + HALF) / 64,  # 22 triplets of 4 + 4 + 2 bits, the last of one coefficient
     "mxfp4": 4 + 8 / 32,
     "polarquant": (8 * 4 + (4 + 2 + 1) * 2 + HALF) / 16,  # blocks of 16: 15 angles and a radius
     "polarquant_pairs": (4 + RANGE / 2 / 32 + 4 + RANGE / 32) / 2,  # a pair's radius has a range, its angle none

@@ -91,6 +91,7 @@ POSITIONS = torch.arange(T)[None]
 MODEL = ModelIdentity("golden", "c", "w", (LayerShape("full", H, H, D, D),))
 
 UNTRAINED = {
+    "exllamav3": ("7cd0ce5f27cc6846", "f180059db450d029"),
     "fp8": ("6208963a38ad55ce", "b0fe16100cd9cff9"),
     "int2": ("cb537837dee01021", "543cc6c4c338499f"),
     "int4": ("e1d53f8135ffd634", "e0a8f62890bf57bc"),
@@ -122,7 +123,12 @@ def test_the_bytes_of_an_untrained_recipe_are_frozen(name: str) -> None:
     assert got == UNTRAINED[name]
 
 
-ROTATED = {"turboquant", "turboquant_prod", "polarquant"}  # by a matrix from QR, whose last bits the library decides
+ROTATED = {
+    "turboquant",
+    "turboquant_prod",
+    "polarquant",
+    "octopus",
+}  # by a matrix from QR, whose last bits the library decides
 
 
 def test_every_untrained_recipe_is_frozen() -> None:

@@ -7,8 +7,13 @@ import torch
 from tests.quantizers.test_quantizers import normal, rates, through
 from torch import Tensor
 
+from karhunen.quantizers.affine import PerChannel, PerToken
 from karhunen.quantizers.anchored import Anchored
 from karhunen.quantizers.blocks import MAGNITUDES, Blocks
+from karhunen.quantizers.midpoints import Midpoints
+from karhunen.quantizers.sign_magnitude import SignMagnitude
+from karhunen.transforms.base import TransformData
+from karhunen.transforms.block_hadamard import BlockHadamard
 
 E2M1 = [sign * m for m in MAGNITUDES for sign in (1.0, -1.0)]
 
@@ -110,3 +115,53 @@ def test_formats_that_make_no_sense_are_refused() -> None:
         Anchored(0)
     with pytest.raises(ValueError, match="one of Uniform"):
         Anchored().fit(rates(2.5, 1, 64))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_midpoints_are_exllamav3_s(bits: int) -> None:
+    """⌊(x / scale + 1) · 2^(w−1)⌋ and its cell's middle, number by number."""
+    y = normal(1, 1, 20, 64)
+    made = through(Midpoints(32).fit(rates(bits, 1, 64)), y)
+    for t in range(20):
+        for start in (0, 32):
+            x = y[0, 0, t, start : start + 32].tolist()
+            scale = half(max(map(abs, x)))
+            symbols = [min(max(math.floor((v / scale + 1) * 2 ** (bits - 1)), 0), 2**bits - 1) for v in x]
+            wanted = [scale * ((2 * s + 1) / 2**bits - 1) for s in symbols]
+            assert made[0, 0, t, start : start + 32].tolist() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_block_s_rotation_mixes_no_other_block() -> None:
+    turn = BlockHadamard().fit(TransformData(1, 64))
+    one = turn.forward(torch.eye(64)[None, None, :1])[0, 0, 0].float()
+    assert torch.allclose(one[:32].abs(), torch.full((32,), 32**-0.5), atol=1e-6)
+    assert not one[32:].any()
+    assert BlockHadamard().fit(TransformData(1, 80)).forward(torch.eye(80)[None, None])[0, 0, 0].count_nonzero() == 20
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("where", [PerToken(32), PerChannel(32)])
+@pytest.mark.parametrize("bits", [2, 3])
+def test_a_sign_and_a_magnitude_or_a_range_where_that_is_closer(
+    where: PerToken | PerChannel, bits: int, hybrid: bool
+) -> None:
+    y = normal(1, 1, 64, 64) + torch.linspace(-3, 3, 64)[:, None] * (1 if isinstance(where, PerToken) else 0)
+    y = y if isinstance(where, PerToken) else y + torch.linspace(-3, 3, 64)
+    quantizer = SignMagnitude(where, hybrid).fit(rates(bits, 1, 64))
+    codes, made = quantizer.encode(y), through(quantizer, y)
+    top = 2 ** (bits - 1) - 1
+    ranges = 0
+    groups, back = (x[0, 0] if isinstance(where, PerToken) else x[0, 0].T for x in (y, made))
+    for row, got in zip(
+        groups.unflatten(-1, (2, 32)).flatten(0, 1), back.unflatten(-1, (2, 32)).flatten(0, 1), strict=True
+    ):
+        x = row.tolist()
+        scale, low, step = half(max(map(abs, x)) / top), half(min(x)), half((max(x) - min(x)) / top)
+        symmetric = [scale * round(v / scale) for v in x]
+        ranged = [low + step * min(max(round((v - low) / step), 0), top) for v in x]
+        errors = [sum(abs(a - b) for a, b in zip(x, found, strict=True)) for found in (symmetric, ranged)]
+        ranges += hybrid and errors[1] < errors[0]
+        wanted = ranged if hybrid and errors[1] < errors[0] else symmetric
+        assert got.tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-7)
+    assert int(torch.signbit(codes.side["scale"]).sum()) == ranges
+    assert (ranges > 0) == hybrid

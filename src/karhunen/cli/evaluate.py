@@ -37,6 +37,7 @@ class Wanted:
     redo: bool
     harness: tuple[str, ...] = ()
     include_path: Path | None = None
+    data: Path | None = None
     calibration_tokens: int = 16384
 
 
@@ -46,6 +47,13 @@ def run(wanted: Wanted, as_json: bool) -> int:
         outcome = evaluate(screen, wanted)
         show(screen, outcome)
         return 0 if outcome.paths else 2
+
+
+def leaderboard_tasks(full: bool) -> tuple[str, ...]:
+    """The test documents; `full` adds what SmolLM2 without compression answers (docs/tasks.md)."""
+    from karhunen.evaluation.tasks import ANSWERED
+
+    return ("texts", *ANSWERED) if full else ("texts",)
 
 
 def run_leaderboard(wanted: Wanted, output: Path, as_json: bool) -> int:
@@ -140,10 +148,12 @@ def show(screen: Screen, outcome: "Outcome") -> None:
 
 def _harness(wanted: Wanted) -> "tuple[Task, ...]":
     if not wanted.harness:
+        if wanted.data is not None:
+            raise ValueError("--data is of lm-eval's tasks; name them with --tasks, such as --tasks gsm8k")
         return ()
     from karhunen.evaluation.tasks.harness import Harness
 
-    return (Harness(wanted.harness, str(wanted.include_path or "")),)
+    return (Harness(wanted.harness, str(wanted.include_path or ""), data=str(wanted.data or "")),)
 
 
 def _loader(screen: Screen, wanted: Wanted, where: Any) -> Any:

@@ -82,6 +82,10 @@ def evaluate(
     include_path: Annotated[
         Path | None, typer.Option("--include-path", help="A folder of further task files for --tasks.", parser=path)
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="A folder of data for --tasks: FOLDER/TASK/SPLIT.jsonl, not the hub.", parser=path),
+    ] = None,
     results: Results = Path("results"),
     statistics: SavedStatistics = None,
     prefill: Prefill = "exact",
@@ -103,7 +107,7 @@ def evaluate(
     sizes = (prefill, prefill_tokens, scored_tokens, generated_tokens)
     named = tuple(task or (() if tasks else ("texts",)))
     chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, named)
-    harness = (tuple(filter(None, (tasks or "").split(","))), include_path)
+    harness = (tuple(filter(None, (tasks or "").split(","))), include_path, data)
     wanted = Wanted(model, dtype, device, *chosen, results, statistics, *sizes, limit, seed, jobs, redo, *harness)
     return run(replace(wanted, calibration_tokens=calibration_tokens), as_json)
 
@@ -183,6 +187,10 @@ def leaderboard(
         Path | None,
         typer.Option("--output", "-o", help="Folder of the page; default: RESULTS/report.", parser=path),
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also the tasks with known answers, for hours; a killed run goes on.")
+    ] = False,
+    limit: Limit = None,
     statistics: SavedStatistics = None,
     prefill_tokens: PrefillTokens = 2048,
     scored_tokens: ScoredTokens = 192,
@@ -194,11 +202,11 @@ def leaderboard(
     as_json: Json = False,
 ) -> int:
     """Score all recipes at three rates. Test documents, then the report; continues where it stopped."""
-    from karhunen.cli.evaluate import Wanted, run_leaderboard
+    from karhunen.cli.evaluate import Wanted, leaderboard_tasks, run_leaderboard
 
-    chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, ("texts",))
+    chosen = (tuple(recipe or ()), tuple(rate or (4, 8, 12)), window, leaderboard_tasks(full))
     sizes = ("exact", prefill_tokens, scored_tokens, generated_tokens)
-    wanted = Wanted(model, dtype, device, *chosen, results, statistics, *sizes, None, 0, jobs, redo)
+    wanted = Wanted(model, dtype, device, *chosen, results, statistics, *sizes, limit, 0, jobs, redo)
     return run_leaderboard(wanted, output or results / "report", as_json)
 
 

@@ -8,6 +8,11 @@ from karhunen.evaluation.documents import SPLITS
 from karhunen.evaluation.tasks.base import Task
 from karhunen.evaluation.tasks.texts import Texts
 
+ANSWERED: tuple[str, ...] = (
+    "documents@1000", "passkeys@1000", "copying@1000", "calls@1000", "code@1000", "ruler",
+)  # fmt: skip
+"""Tasks with known answers in a full leaderboard. What a model fails without compression is not `conclusive`."""
+
 
 def make_tasks(text: str, **sizes: Any) -> tuple[Task, ...]:
     """The tasks of a name: `texts:SPLIT@PROSE,CODE,LITERATURE`, a file of text, `ruler/KIND@TOKENS`, `needles@TOKENS`.

@@ -1,18 +1,22 @@
 """Tasks of lm-eval by name: LongBench, MMLU and the rest, or a user's own task files with local data.
 
 The score of a result is the mean of each task's first metric; all metrics are in the result. Data comes from where the
-task file says, the hub or the disk; without the data lm-eval's own words say what is missing.
+task file says, the hub or the disk, or from a folder (local_data.py); without the data lm-eval's own words say what is
+missing.
 """
 
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, final
 
 from torch import nn
 
 from karhunen.codec import Codec
 from karhunen.evaluation.tasks.base import Prepared, Task
+from karhunen.evaluation.tasks.local_data import check_splits, data_hash, local_splits, write_task_files
 from karhunen.evaluation.tasks.questions import CONCLUSIVE
 
 NO_METRICS = ("alias", "name", "sample_len", "sample_count")
@@ -21,12 +25,17 @@ NO_METRICS = ("alias", "name", "sample_len", "sample_count")
 @final
 @dataclass(frozen=True)
 class Harness(Task):
-    """`tasks` are lm-eval's names; `include_path` is a folder of further task files."""
+    """`tasks` are lm-eval's names; `include_path` is a folder of further task files, `data` one of their data."""
 
     tasks: tuple[str, ...]
     include_path: str = ""
     n_fewshot: int | None = None
     chat: bool = False
+    data: str = ""
+
+    def __post_init__(self) -> None:
+        if self.data:
+            local_splits(Path(self.data), self.tasks)
 
     @property
     def name(self) -> str:
@@ -40,7 +49,20 @@ class Harness(Task):
         known = TaskManager(include_path=self.include_path or None)
         if missing := sorted(set(self.tasks) - set(known.all_tasks)):
             raise ValueError(f"lm-eval knows no task {missing}; `lm_eval ls tasks` lists what there is")
-        return PreparedHarness(self, model, tokenizer, seed, limit, known)
+        if not self.data:
+            return PreparedHarness(self, model, tokenizer, seed, limit, known)
+        splits = local_splits(Path(self.data), self.tasks)
+        folder = TemporaryDirectory(prefix="karhunen-lm-eval-")
+        write_task_files(splits, known, Path(folder.name))
+        local = TaskManager(include_path=[*filter(None, [self.include_path]), folder.name])
+        for task in self.tasks:
+            try:
+                check_splits(local.load([task])["tasks"][task], splits[task])
+            except KeyError as error:
+                raise ValueError(
+                    f"lm-eval's {task} asks for {error}, which {Path(self.data) / task} has not"
+                ) from error
+        return PreparedHarness(self, model, tokenizer, seed, limit, local, folder)
 
 
 @final
@@ -48,7 +70,14 @@ class PreparedHarness(Prepared):
     """lm-eval with a model; its own `hf` model is run once, for the dense scores."""
 
     def __init__(
-        self, task: Harness, model: nn.Module, tokenizer: Any, seed: int, limit: int | None, known: Any
+        self,
+        task: Harness,
+        model: nn.Module,
+        tokenizer: Any,
+        seed: int,
+        limit: int | None,
+        known: Any,
+        folder: TemporaryDirectory[str] | None = None,
     ) -> None:
         self.task = task
         self.model = model
@@ -56,11 +85,13 @@ class PreparedHarness(Prepared):
         self.seed = seed
         self.limit = limit
         self.known = known
+        self.folder = folder  # of task files, which lm-eval reads at every run; it goes with this value
 
     @property
     def inputs(self) -> str:
         """Of what was asked for; lm-eval's task versions are in the result."""
-        return hashlib.sha256(repr((self.task, self.seed, self.limit)).encode()).hexdigest()[:16]
+        data = data_hash(Path(self.task.data), self.task.tasks) if self.task.data else ""
+        return hashlib.sha256(repr((self.task, self.seed, self.limit, data)).encode()).hexdigest()[:16]
 
     @cached_property
     def dense(self) -> dict[str, dict[str, float]]:

@@ -10,7 +10,8 @@ The `line` rises when memory is asked back (`raise_line`): the coldest lose a la
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from functools import cached_property
+from typing import Any, final
 
 import torch
 from jaxtyping import Int, UInt8
@@ -63,10 +64,20 @@ class Refined:
     layers: tuple[tuple[UInt8[Tensor, "_ _"], ...], ...]
     n_key_planes: tuple[int, ...]
 
-    @property
+    @cached_property
     def classes(self) -> Int[Tensor, "b t"]:
         """Layers of each token."""
         return self.rule.classes(self.heat, self.line)
+
+    @property
+    def least(self) -> tuple[int, ...]:
+        """From which heat on a token has each layer."""
+        return tuple(self.line + STEPS * (layer + 1) for layer in range(self.rule.n_layers))
+
+    @cached_property
+    def prepared(self) -> dict[str, Any]:
+        """What a reader made of this, filled at first use."""
+        return {}
 
     def places(self, classes: Int[Tensor, "b t"]) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
         """Row and coded index of every token that has a layer, by rows."""
@@ -95,6 +106,7 @@ class Refinements:
         self._heat = TokenBuffer()
         self._layers: list[list[TokenBuffer]] = [[] for _ in range(rule.n_layers)]
         self._n_key_planes = (0,) * rule.n_layers
+        self._held: Refined | None = None  # of the last reading; steps between which nothing changes share it
 
     def branch(self) -> "Refinements":
         """One that goes on from here by itself and shares what is there."""
@@ -105,6 +117,7 @@ class Refinements:
 
     def append(self, heat: UInt8[Tensor, "b t"], codec: LayerCodec, planes: dict[Slot, UInt8[Tensor, "b _ t"]]) -> None:
         """Tokens that were just coded, with the planes of all layers; they keep those that their heat is worth."""
+        self._held = None
         b = heat.shape[0]
         classes = self.rule.classes(heat, self.line)
         self._heat.append(heat)
@@ -132,8 +145,13 @@ class Refinements:
         """For reading; None where no token has a layer."""
         if not any(buffer.length for rows in self._layers for buffer in rows):
             return None
+        if self._held is not None:
+            return self._held
         layers = tuple(tuple(buffer.view() for buffer in rows) for rows in self._layers)
-        return Refined(self._heat.view(), self.line, self.rule, layers, self._n_key_planes)
+        made = Refined(self._heat.view(), self.line, self.rule, layers, self._n_key_planes)
+        if not self.is_shared:  # views of a branch that has gone on are copies, which nobody would count
+            self._held = made
+        return made
 
     @property
     def classes(self) -> Int[Tensor, "b t"]:
@@ -142,6 +160,7 @@ class Refinements:
 
     def crop(self, n_tokens: int) -> None:
         """Forget tokens from `n_tokens` on."""
+        self._held = None
         classes = self.classes
         for layer, rows in enumerate(self._layers):
             for row, buffer in enumerate(rows):
@@ -152,6 +171,7 @@ class Refinements:
         """Keep the given rows, in that order; rows may repeat."""
         if not self._heat.length:
             return
+        self._held = None
         self._heat.select(rows)
         for layer, held in enumerate(self._layers):
             self._layers[layer] = [held[row].copy() for row in rows.tolist()]
@@ -173,6 +193,7 @@ class Refinements:
         """Give back the layers of tokens that fall below; the line never sinks."""
         if line <= self.line:
             return
+        self._held = None
         before, self.line = self.classes if self._heat.length else None, line
         if before is None:
             return

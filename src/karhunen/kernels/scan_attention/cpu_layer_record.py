@@ -1,0 +1,178 @@
+"""What the CPU scan is told of a codec's layers of refinement, and where a worker keeps what it makes of them.
+
+Keys are read token by token, eight columns at once, since a block has few tokens of a layer: their rows of entries lie
+side by side, a plane beginning at a multiple of eight (an octet). Values are read as the base's are, 64 tokens at once.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, final
+
+import numpy as np
+
+from karhunen.kernels.byte_tables import ByteTables
+from karhunen.kernels.scan.tokens import GROUP_ENTRY
+from karhunen.kernels.scan_attention.cpu_record import SPAN
+from karhunen.kernels.scan_attention.cpu_tables import COLUMNS, ScanTables, padded, query_order
+from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.scan_attention.layers import Layers
+
+OCTET = 8
+
+LAYER = np.dtype([(name, np.int64) for name in (
+    "key_planes", "octet_start", "octet_plane", "key_rows", "key_rows_group", "key_width", "matrix", "matrix_head",
+    "value_plane_start", "value_columns", "value_columns_head", "value_first_column", "value_bytes", "value_scale",
+    "value_offset", "value_coefficient", "value_width", "query_at", "sums_at",
+)])  # fmt: skip
+"""Of one layer, all calls: addresses, strides in bytes, counts; where its part of a worker's memory begins."""
+
+HELD = np.dtype([(name, np.int64) for name in ("codes", "plane", "n", "least")])
+"""Of one layer and row, one call: address of its planes, their stride, tokens that have it, the least heat of these."""
+
+PLACES = (
+    "query", "places", "counts", "columns", "weights", "groups", "codes", "sums", "mass",
+)  # fmt: skip
+LAYER_SCRATCH = np.dtype([(name, np.int64) for name in PLACES])
+
+
+@final
+@dataclass(frozen=True)
+class BoundLayers:
+    """Layers bound to a frame, and what their addresses point to."""
+
+    records: np.ndarray
+    address: int
+    sizes: dict[str, int]
+    kept: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, layers: Layers, frames: Frames, kind: tuple[int, int]) -> "BoundLayers":
+        """Made at first use for these frames and tables. ValueError unless tables are of the base's `kind`."""
+        found: tuple[BoundLayers, Any] | None = frames.prepared.get("layers")
+        if found is None or len(found[1]) < layers.n or any(
+            mine is not bound for one, other in zip(layers.tables, found[1], strict=False)
+            for mine, bound in zip(one, other, strict=True)
+        ):  # fmt: skip
+            kinds = {tables.lookups and tables.lookups.index_bits for pair in layers.tables for tables in pair}
+            if kinds != {kind}:
+                raise ValueError(f"layers have tables of kinds {kinds}; {kind}, that of their base, is scanned")
+            found = frames.prepared["layers"] = (cls._made(layers.tables, frames), layers.tables)
+        return found[0]
+
+    @classmethod
+    def _made(cls, tables: Sequence[tuple[ByteTables, ByteTables]], frames: Frames) -> "BoundLayers":
+        records = np.zeros(len(tables), LAYER)
+        kept: list[np.ndarray] = []
+        query_at = sums_at = planes = 0
+        for record, (key, value) in zip(records, tables, strict=True):
+            arrays = _keys(key, frames) | _values(value)
+            for name, array in arrays.items():
+                record[name] = array.ctypes.data
+            kept += arrays.values()
+            scan = ScanTables.of(value)
+            record["key_planes"] = key.n_planes
+            record["key_rows_group"], record["matrix_head"] = arrays["key_rows"].strides[0], arrays["matrix"].strides[0]
+            record["key_width"] = arrays["matrix"].shape[2]
+            record["value_columns_head"], record["value_width"] = scan.column_start.strides[0], scan.width
+            record["query_at"], record["sums_at"] = query_at, sums_at
+            query_at += int(record["key_width"])
+            sums_at += int(record["value_width"])
+            planes = max(planes, scan.most_planes)
+        sizes = {"layers": len(tables), "query": query_at, "sums": sums_at, "planes": planes}
+        return cls(records, records.ctypes.data, sizes, tuple(kept))
+
+    def memory(self, n_rows: int, width: int, n_workers: int) -> int:
+        """Address of the workers' records, kept by the calling thread for layers of one size."""
+        held: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, int]] = _kept.__dict__.setdefault("held", {})
+        wanted = [padded(n, 64) for n in self._bytes(n_rows, width).values()]
+        key = (n_workers, *wanted)
+        if key not in held:
+            memory = np.zeros(n_workers * sum(wanted) + 64, np.uint8)
+            made = np.zeros(n_workers, LAYER_SCRATCH)
+            at = padded(memory.ctypes.data, 64)
+            for worker in range(n_workers):
+                for name, n in zip(PLACES, wanted, strict=True):
+                    made[worker][name] = at
+                    at += n
+            held[key] = (made, memory, made.ctypes.data)
+        return held[key][2]
+
+    def _bytes(self, n_rows: int, width: int) -> dict[str, int]:
+        n, row = self.sizes["layers"], 4 * n_rows
+        made = {
+            "query": row * self.sizes["query"],
+            "places": n * SPAN * 8,
+            "counts": n * 8,
+            "columns": n * 8,
+            "weights": n_rows * 2 * (SPAN + width),
+            "groups": (SPAN // width + 1) * GROUP_ENTRY,
+            "codes": width * self.sizes["planes"],
+            "sums": row * self.sizes["sums"],
+            "mass": row * n,
+        }
+        assert tuple(made) == PLACES, "every place has a size"
+        return made
+
+
+_kept = threading.local()
+
+
+def held_address(layers: Layers) -> int:
+    """Where [row, layer] `HELD` of these layers lie; their addresses are those of the tensors in `layers`."""
+    if "cpu" not in layers.prepared:
+        made = np.zeros((len(layers.heat), layers.n), HELD)
+        for layer, (least, rows) in enumerate(zip(layers.least, layers.codes, strict=True)):
+            for row, planes in enumerate(rows):
+                if planes.shape[1] > 1 and planes.stride(1) != 1:
+                    raise ValueError(f"a layer's codes have stride {planes.stride(1)} along tokens; 1 is wanted")
+                made[row, layer] = planes.data_ptr(), planes.stride(0), planes.shape[1], least
+        layers.prepared["cpu"] = made, made.ctypes.data
+    return layers.prepared["cpu"][1]
+
+
+def _keys(tables: ByteTables, frames: Frames) -> dict[str, np.ndarray]:
+    """Octets of each group of planes, the rows of entries that they are parts of, and the query's map to them."""
+    lookups = tables.lookups
+    assert lookups is not None, "only tables of look-ups are scanned"
+    octet_start, octet_plane, columns = [0], list[int](), list[list[int]]()
+    for first, last in pairwise(tables.plane_start):
+        mine: list[int] = []
+        for plane in range(first, last):
+            here = list(range(tables.column_start[plane], tables.column_start[plane + 1]))
+            mine += here + [-1] * (-len(here) % OCTET)
+            octet_plane += [plane] * (-(-len(here) // OCTET))
+        octet_start.append(len(octet_plane))
+        columns.append(mine)
+    width = padded(max(map(len, columns)), COLUMNS)
+    index = np.array([mine + [-1] * (width - len(mine)) for mine in columns], np.int64).reshape(-1, width)
+    there = index >= 0
+    parts = [part.cpu().numpy()[:, index] * there for part in (lookups.low, lookups.high) if len(part)]
+    rows = np.ascontiguousarray(np.concatenate(parts).transpose(1, 0, 2), np.int8)  # [group][entry][column]
+    order = query_order(frames)[0]
+    head = np.arange(len(frames.matrix)) * (tables.n_heads == len(frames.matrix))  # joined heads have one group
+    scale = lookups.scale.float().cpu().numpy()[index] * there
+    coefficient = tables.coefficient.long().cpu().numpy()[index]
+    matrix = np.take_along_axis(frames.matrix.float().cpu().numpy(), coefficient[head][:, None], axis=2)
+    matrix = (matrix * scale[head][:, None])[:, np.maximum(order, 0)] * (order >= 0)[:, None]
+    return {
+        "octet_start": np.array(octet_start, np.int64),
+        "octet_plane": np.array(octet_plane, np.int64),
+        "key_rows": rows,
+        "matrix": np.ascontiguousarray(matrix, np.float32),
+    }
+
+
+def _values(tables: ByteTables) -> dict[str, np.ndarray]:
+    scan = ScanTables.of(tables)
+    there = np.maximum(scan.source, 0)
+    return {
+        "value_plane_start": scan.plane_start,
+        "value_columns": scan.column_start,
+        "value_first_column": scan.first_column,
+        "value_bytes": scan.bytes,
+        "value_scale": scan.scale,
+        "value_offset": scan.least,
+        "value_coefficient": tables.coefficient.long().cpu().numpy()[there] if len(there) else there,
+    }

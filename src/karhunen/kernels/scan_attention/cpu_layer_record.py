@@ -22,9 +22,10 @@ from karhunen.kernels.scan_attention.layers import Layers
 OCTET = 8
 
 LAYER = np.dtype([(name, np.int64) for name in (
-    "key_planes", "octet_start", "octet_plane", "key_rows", "key_rows_group", "key_width", "matrix", "matrix_head",
+    "key_planes", "octet_start", "octet_plane", "key_rows", "key_rows_group", "key_width", "source", "factor", "matrix",
+    "matrix_head", "coefficients",
     "value_plane_start", "value_columns", "value_columns_head", "value_first_column", "value_bytes", "value_scale",
-    "value_offset", "value_coefficient", "value_width", "query_at", "sums_at",
+    "value_offset", "value_coefficient", "value_width", "sums_at",
 )])  # fmt: skip
 """Of one layer, all calls: addresses, strides in bytes, counts; where its part of a worker's memory begins."""
 
@@ -32,7 +33,7 @@ HELD = np.dtype([(name, np.int64) for name in ("codes", "plane", "n", "least")])
 """Of one layer and row, one call: address of its planes, their stride, tokens that have it, the least heat of these."""
 
 PLACES = (
-    "query", "places", "counts", "columns", "weights", "groups", "codes", "sums", "mass",
+    "coefficients", "slots", "query", "places", "counts", "columns", "weights", "groups", "codes", "sums", "mass",
 )  # fmt: skip
 LAYER_SCRATCH = np.dtype([(name, np.int64) for name in PLACES])
 
@@ -46,6 +47,7 @@ class BoundLayers:
     address: int
     sizes: dict[str, int]
     kept: tuple[Any, ...]
+    calls: threading.local
 
     @classmethod
     def of(cls, layers: Layers, frames: Frames, kind: tuple[int, int]) -> "BoundLayers":
@@ -65,26 +67,36 @@ class BoundLayers:
     def _made(cls, tables: Sequence[tuple[ByteTables, ByteTables]], frames: Frames) -> "BoundLayers":
         records = np.zeros(len(tables), LAYER)
         kept: list[np.ndarray] = []
-        query_at = sums_at = planes = 0
+        sums_at = planes = key_width = 0
+        matrix = _matrix(frames)
+        kept.append(matrix)
         for record, (key, value) in zip(records, tables, strict=True):
-            arrays = _keys(key, frames) | _values(value)
+            arrays = _keys(key) | _values(value)
             for name, array in arrays.items():
                 record[name] = array.ctypes.data
             kept += arrays.values()
             scan = ScanTables.of(value)
             record["key_planes"] = key.n_planes
-            record["key_rows_group"], record["matrix_head"] = arrays["key_rows"].strides[0], arrays["matrix"].strides[0]
-            record["key_width"] = arrays["matrix"].shape[2]
+            record["key_rows_group"], record["key_width"] = arrays["key_rows"].strides[0], arrays["key_rows"].shape[2]
+            record["matrix"], record["matrix_head"] = matrix.ctypes.data, matrix.strides[0]
+            record["coefficients"] = matrix.shape[2]
             record["value_columns_head"], record["value_width"] = scan.column_start.strides[0], scan.width
-            record["query_at"], record["sums_at"] = query_at, sums_at
-            query_at += int(record["key_width"])
+            record["sums_at"] = sums_at
+            key_width = max(key_width, int(record["key_width"]))
             sums_at += int(record["value_width"])
             planes = max(planes, scan.most_planes)
-        sizes = {"layers": len(tables), "query": query_at, "sums": sums_at, "planes": planes}
-        return cls(records, records.ctypes.data, sizes, tuple(kept))
+        sizes = {"layers": len(tables), "query": key_width, "sums": sums_at, "planes": planes, "all": matrix.shape[2]}
+        return cls(records, records.ctypes.data, sizes, tuple(kept), threading.local())
 
     def memory(self, n_rows: int, width: int, n_workers: int) -> int:
         """Address of the workers' records, kept by the calling thread for layers of one size."""
+        calls: dict[tuple[int, int, int], int] = self.calls.__dict__.setdefault("held", {})
+        call = (n_rows, width, n_workers)
+        if call not in calls:
+            calls[call] = self._memory(n_rows, width, n_workers)
+        return calls[call]
+
+    def _memory(self, n_rows: int, width: int, n_workers: int) -> int:
         held: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, int]] = _kept.__dict__.setdefault("held", {})
         wanted = [padded(n, 64) for n in self._bytes(n_rows, width).values()]
         key = (n_workers, *wanted)
@@ -102,6 +114,8 @@ class BoundLayers:
     def _bytes(self, n_rows: int, width: int) -> dict[str, int]:
         n, row = self.sizes["layers"], 4 * n_rows
         made = {
+            "coefficients": row * self.sizes["all"] * (SPAN // width + 1),
+            "slots": 8 * (SPAN // width + 1),
             "query": row * self.sizes["query"],
             "places": n * SPAN * 8,
             "counts": n * 8,
@@ -132,8 +146,9 @@ def held_address(layers: Layers) -> int:
     return layers.prepared["cpu"][1]
 
 
-def _keys(tables: ByteTables, frames: Frames) -> dict[str, np.ndarray]:
-    """Octets of each group of planes, the rows of entries that they are parts of, and the query's map to them."""
+def _keys(tables: ByteTables) -> dict[str, np.ndarray]:
+    """Octets of each group of planes, the rows of entries that they are parts of; of each column the coefficient and
+    what the query is multiplied with there."""
     lookups = tables.lookups
     assert lookups is not None, "only tables of look-ups are scanned"
     octet_start, octet_plane, columns = [0], list[int](), list[list[int]]()
@@ -150,18 +165,21 @@ def _keys(tables: ByteTables, frames: Frames) -> dict[str, np.ndarray]:
     there = index >= 0
     parts = [part.cpu().numpy()[:, index] * there for part in (lookups.low, lookups.high) if len(part)]
     rows = np.ascontiguousarray(np.concatenate(parts).transpose(1, 0, 2), np.int8)  # [group][entry][column]
-    order = query_order(frames)[0]
-    head = np.arange(len(frames.matrix)) * (tables.n_heads == len(frames.matrix))  # joined heads have one group
-    scale = lookups.scale.float().cpu().numpy()[index] * there
-    coefficient = tables.coefficient.long().cpu().numpy()[index]
-    matrix = np.take_along_axis(frames.matrix.float().cpu().numpy(), coefficient[head][:, None], axis=2)
-    matrix = (matrix * scale[head][:, None])[:, np.maximum(order, 0)] * (order >= 0)[:, None]
     return {
         "octet_start": np.array(octet_start, np.int64),
         "octet_plane": np.array(octet_plane, np.int64),
         "key_rows": rows,
-        "matrix": np.ascontiguousarray(matrix, np.float32),
+        "source": np.ascontiguousarray(tables.coefficient.long().cpu().numpy()[np.maximum(index, 0)]),
+        "factor": np.ascontiguousarray(lookups.scale.float().cpu().numpy()[index] * there),
     }
+
+
+def _matrix(frames: Frames) -> np.ndarray:
+    """[head][place of a laid-out query][coefficient, padded]: the query's map."""
+    order, maps = query_order(frames)[0], frames.matrix.float().cpu().numpy()
+    made = np.zeros((len(maps), len(order), padded(maps.shape[2], COLUMNS)), np.float32)
+    made[:, order >= 0, : maps.shape[2]] = maps[:, order[order >= 0]]
+    return made
 
 
 def _values(tables: ByteTables) -> dict[str, np.ndarray]:

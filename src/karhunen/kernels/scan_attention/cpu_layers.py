@@ -1,6 +1,7 @@
 """Layers of refinement in the CPU scan: what they add to the scores of a span's tokens, and to the values.
 
-token by token    s_n += scale · Σ_columns q′ (low + high),   q′ of the token's block in the layer's columns
+block by block    q′ in the coefficients, once for all layers, then in the columns of each
+token by token    s_n += scale · Σ_columns q′ (low + high)
 after softmax     the weights of a layer's tokens side by side, then its values as those of the base
 """
 
@@ -70,6 +71,19 @@ def add_score(
         e.store_one(e.builder.fadd(e.load_one(F32, at), added), at)
 
 
+@hot
+def spread(
+    e: Emitter, shape: Shape, query: Any, query_stride: Any, source: Any, factor: Any, n: Any, out: Any, out_stride: Any
+) -> None:
+    """out[row][i] = query[row][source[i]] · factor[i] for n columns; sources are int64, strides in bytes."""
+    with e.loop(n) as i:
+        at = e.times(e.load_one(I64, e.at(source, e.times(i, 8))), 4)
+        size = e.load_one(F32, e.at(factor, e.times(i, 4)))
+        for row in range(shape.rows):
+            number = e.load_one(F32, e.at(query, e.times(query_stride, row), at))
+            e.store_one(e.builder.fmul(number, size), e.at(out, e.times(out_stride, row), e.times(i, 4)))
+
+
 @njit(nogil=True)
 def start_layers(n_rows, p, mine, batch, token):
     """Nothing is summed yet; columns of the first token that has each layer from `token` on."""
@@ -123,19 +137,26 @@ def score_layers(shape, p, at, mine, batch, head, group, n_groups):
         first = int_at(layer.octet_start + 8 * group)
         n_octets = int_at(layer.octet_start + 8 * group + 8) - first
         entries = layer.key_rows + group * layer.key_rows_group
-        query, line, block = mine.query + 4 * n_rows * layer.query_at, 4 * layer.key_width, NO_BLOCK
+        source, factor = layer.source + group * 8 * layer.key_width, layer.factor + group * 4 * layer.key_width
+        line, wide, block, slot = 4 * layer.key_width, 4 * layer.coefficients, NO_BLOCK, mine.coefficients
         for k in range(n):
             place = int_at(mine.places + 8 * (index * SPAN + k))
             i, lane = place // width, place % width
             here = (p.first_position + int_at(at.spans + 16 * i) + lane) // p.block if p.block else 0
             if here != block:
-                turned = turned_query(shape, p, at, here)
-                matrix = layer.matrix + head * layer.matrix_head
-                product(shape, turned, row_bytes, p.n_order, matrix, layer.key_width, query, line)
+                if index == 0:
+                    slot = mine.coefficients + i * n_rows * wide
+                    turned, matrix = turned_query(shape, p, at, here), layer.matrix + head * layer.matrix_head
+                    product(shape, turned, row_bytes, p.n_order, matrix, layer.coefficients, slot, wide)
+                else:
+                    slot = int_at(mine.slots + 8 * i)
+                spread(shape, slot, wide, source, factor, layer.key_width, mine.query, line)
                 block = here
+            if index == 0:
+                set_int(mine.slots + 8 * i, slot)  # tokens of a later layer have this one, so their groups are there
             add_score(
                 shape, codes + k, held.plane, layer.octet_plane + 8 * first, n_octets, entries, layer.key_width,
-                query, line, at.scale, at.scores + 4 * (i * width + place_of(lane, width)), pitch,
+                mine.query, line, at.scale, at.scores + 4 * (i * width + place_of(lane, width)), pitch,
             )  # fmt: skip
 
 
@@ -161,13 +182,10 @@ def weigh_layers(shape, p, at, mine, batch, group):
             set_int(mine.groups + GROUP_ENTRY * i, source)
             set_int(mine.groups + GROUP_ENTRY * i + 8, stride)
         for row in range(n_rows):
-            _side_by_side(width, at, mine, row, pitch, index, n, n_groups)
+            total = _side_by_side(width, at.weights + row * pitch, mine, mine.weights + row * pitch, index, n, n_groups)
             mass = mine.mass + 4 * (n_rows * index + row)
-            total = np.float32(0)
-            for k in range(n):
-                total += np.float32(word_at(mine.weights + row * pitch + 2 * _lane(k, width)))
             unit, shrink = float_at(at.unit + 4 * row), float_at(at.shrink + 4 * row)
-            set_float(mass, float_at(mass) * shrink + total * unit)
+            set_float(mass, float_at(mass) * shrink + np.float32(total) * unit)
         columns, sums = layer.value_columns + group * layer.value_columns_head, mine.sums + 4 * n_rows * layer.sums_at
         tables = layer.value_bytes + key_bytes(shape) * int_at(layer.value_first_column + 8 * group)
         for plane in range(n_planes):
@@ -187,14 +205,16 @@ def _lane(i, width):
 
 
 @njit(nogil=True)
-def _side_by_side(width, at, mine, row, pitch, index, n, n_groups):
-    """The weights of one row for the tokens of one layer, as `values` takes them."""
-    source, target = at.weights + row * pitch, mine.weights + row * pitch
-    for k in range(n_groups * width):
-        weight = 0
-        if k < n:
-            weight = word_at(source + 2 * _lane(int_at(mine.places + 8 * (index * SPAN + k)), width))
+def _side_by_side(width, source, mine, target, index, n, n_groups):
+    """The weights of one row for the tokens of one layer, as `values` takes them; their sum."""
+    for k in range(n_groups * width // 4):
+        set_int(target + 8 * k, 0)
+    total, places = 0, mine.places + 8 * index * SPAN
+    for k in range(n):
+        weight = word_at(source + 2 * _lane(int_at(places + 8 * k), width))
         set_word(target + 2 * _lane(k, width), weight)
+        total += weight
+    return total
 
 
 @njit(nogil=True)

@@ -11,6 +11,7 @@ The `line` rises when memory is asked back (`raise_line`): the coldest lose a la
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, final
 
 import torch
@@ -19,16 +20,11 @@ from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed
 from karhunen.device import HOST
-from karhunen.quantizers.embedded import EmbeddedQuantizer
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.buffers import TokenBuffer
+from karhunen.store.plane_counts import layer_planes
+from karhunen.store.refined_state import RefinedState
 from karhunen.windows.refining import HOTTEST, STEPS, Refining
-
-
-def base_planes(codec: LayerCodec, slot: Slot) -> int:
-    """Planes that every token of a side has."""
-    quantizer, layout = codec.side(slot).quantizer, codec.side(slot).layout
-    return quantizer.edges[0] if isinstance(quantizer, EmbeddedQuantizer) else layout.bytes_per_token
 
 
 @final
@@ -108,6 +104,26 @@ class Refinements:
         self._n_key_planes = (0,) * rule.n_layers
         self._held: Refined | None = None  # of the last reading; steps between which nothing changes share it
 
+    @classmethod
+    def restored(cls, rule: Refining, state: RefinedState, codec: LayerCodec) -> "Refinements":
+        """Those whose state this is; it was checked."""
+        made = cls(rule)
+        made.line = state.line
+        made._n_key_planes = layer_planes(codec, "key")
+        if state.heat is not None and state.base.n_coded:
+            made._heat.append(state.heat)
+            for buffers, rows in zip(made._layers, state.layers, strict=True):
+                for planes in rows:
+                    buffers.append(TokenBuffer())
+                    buffers[-1].append(planes)
+        return made
+
+    def state(self) -> tuple[Tensor | None, tuple[tuple[Tensor, ...], ...]]:
+        """Heat, and the planes of each layer and row."""
+        if not self._heat.length:
+            return None, ()
+        return self._heat.view(), tuple(tuple(buffer.view() for buffer in rows) for rows in self._layers)
+
     def branch(self) -> "Refinements":
         """One that goes on from here by itself and shares what is there."""
         twin = Refinements(self.rule)
@@ -121,20 +137,13 @@ class Refinements:
         b = heat.shape[0]
         classes = self.rule.classes(heat, self.line)
         self._heat.append(heat)
-        edges = {slot: self._edges(codec, slot) for slot in SLOTS}
-        self._n_key_planes = tuple(edges["key"][i + 1] - edges["key"][i] for i in range(self.rule.n_layers))
+        edges = {slot: tuple(accumulate(layer_planes(codec, slot), initial=0)) for slot in SLOTS}
+        self._n_key_planes = layer_planes(codec, "key")
         for layer, rows in enumerate(self._layers):
             rows += [TokenBuffer() for _ in range(b - len(rows))]
             new = torch.cat([planes[slot][:, edges[slot][layer] : edges[slot][layer + 1]] for slot in SLOTS], dim=1)
             for row, buffer in enumerate(rows):
                 buffer.append(new[row][:, classes[row] > layer])
-
-    @staticmethod
-    def _edges(codec: LayerCodec, slot: Slot) -> tuple[int, ...]:
-        """Where layers begin and end among the planes after the base's."""
-        quantizer = codec.side(slot).quantizer
-        assert isinstance(quantizer, EmbeddedQuantizer), "the store has checked that"
-        return tuple(edge - quantizer.edges[0] for edge in quantizer.edges)
 
     @property
     def given(self) -> Int[Tensor, " b"]:

@@ -154,12 +154,17 @@ def _layers(
     """Their number, heat, what a codec and what a cache says of them, and the workers' memory."""
     if layers is None:
         return (0,) * 7
-    require_layers(layers, keys, values)
-    made = BoundLayers.of(layers, frames, bound.kind)
-    return (
-        layers.n, layers.heat.data_ptr(), layers.heat.stride(0), layers.first, made.address, held_address(layers),
-        made.memory(min(n_rows, MOST_ROWS), bound.width, n_workers),
-    )  # fmt: skip
+    parts = keys.tables, values.tables, frames
+    asked = (*map(id, parts), len(keys.codes), keys.n_tokens, keys.gain is None, values.gain is None)
+    known: tuple[tuple[int, ...], BoundLayers, Any, Any] | None = layers.prepared.get("call")
+    if known is None or known[2] != asked:
+        require_layers(layers, keys, values)
+        made = BoundLayers.of(layers, frames, bound.kind)
+        numbers = (
+            layers.n, layers.heat.data_ptr(), layers.heat.stride(0), layers.first, made.address, held_address(layers),
+        )  # fmt: skip
+        known = layers.prepared["call"] = numbers, made, asked, parts
+    return *known[0], known[1].memory(min(n_rows, MOST_ROWS), bound.width, n_workers)
 
 
 @lru_cache(maxsize=64)

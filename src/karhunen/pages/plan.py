@@ -38,8 +38,8 @@ class PagePlan:
     def __post_init__(self) -> None:
         if isinstance(self.codec.window, Refining):
             raise ValueError(
-                "a page holds tokens of one rate, and these have refinements; use a codec whose tokens have one rate "
-                "(karhunen:bits=2), or keep the cache as a session"
+                "a page holds tokens of one rate, and these have refinements; use RefinedPages, or a codec of one rate "
+                "(karhunen:bits=2)"
             )
         if self.codec.window.drops:
             raise ValueError(

@@ -1,10 +1,16 @@
 """Tokens of different rates against one rate: KL near and far, facts nobody asked about, a cache that shrinks.
 
     near      the 256 tokens after the prompt          far       256 tokens that come 768 later
+    later     256 tokens that come 2,000 later (--scored 2304)
     needle    numbers planted in a prompt of 2,560 tokens and asked only at the end: log-probability of their digits
+    topic     the prompt, 512 tokens of a document of another kind, then 256 with which the prompt goes on
+    turns     a prompt that ends with a question about its end; its answer, 256 tokens, then questions about its start
     shrink    one greedy text, during which refinements are given back, half of them and then all
+    step      a step with all refinements, at the base, and at one rate, in turn, one thread
 
 Each measurement of a recipe on a document is a JSON in `--results`; what is there is not run again, so runs may be cut.
+
+`mixed:share=0.4` as a recipe is ZipCache's mixed precision (mixed_precision.py).
 
     python benchmarks/progressive.py --split test --json results/measured/progressive.json --plot docs/progressive.png
 """
@@ -16,13 +22,15 @@ import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
+import mixed_precision
 import torch
 from matplotlib.figure import Figure
+from mixed_precision import MixedCache
 from torch import Tensor
 
 from karhunen.allocation.water_filling import WaterFilling
@@ -57,6 +65,9 @@ from karhunen.windows.refining import Refining
 from karhunen.windows.score import Queries
 
 PROMPT, NEAR, FAR, SCORED = 2560, slice(0, 256), slice(768, 1024), 1024
+LATER = slice(2000, 2256)
+AWAY, BACK = 512, 256  # tokens of another document, and of the prompt's own after them
+BETWEEN, STARTS = 256, 3  # tokens between two turns; facts of the prompt's start that the second asks for
 RECIPES = (
     "karhunen:bits=1", "karhunen:bits=1.25", "karhunen:bits=1.5", "karhunen:bits=2", "karhunen:bits=3",
     "karhunen:progressive=true,bits=1.25", "karhunen:progressive=true,bits=1.5", "karhunen:progressive=true,bits=2",
@@ -74,6 +85,11 @@ EMBEDDED = ",layers=1"  # at bits=2 every token has the one layer: an embedded c
 PLACES = ("Lisbon", "Oslo", "Turin", "Quito", "Hanoi", "Dakar", "Leeds", "Perth", "Kyoto", "Malmo")
 N_LAYERS = 3
 STEPS = 48  # tokens generated at each stage of shrinking
+STEPPED = {
+    "all refinements": "",
+    "base": "",
+    "one rate": "karhunen:bits=1",
+}  # stages of a timed step, and their recipes
 
 
 def main() -> None:
@@ -84,7 +100,10 @@ def main() -> None:
     parser.add_argument("--split", choices=("development", "test"), default="test")
     parser.add_argument("--documents", type=int, nargs=3, default=[1, 1, 1], metavar=("PROSE", "CODE", "LITERATURE"))
     parser.add_argument(
-        "--measure", nargs="+", default=["kl", "needle", "shrink"], choices=("fit", "kl", "needle", "shrink")
+        "--measure",
+        nargs="+",
+        default=["kl", "needle", "shrink"],
+        choices=("fit", "kl", "needle", "topic", "turns", "shrink", "step"),
     )
     parser.add_argument("--statistics", type=Path, default=Path("results/progressive/statistics"))
     parser.add_argument("--results", type=Path, default=Path("results/progressive"))
@@ -103,6 +122,8 @@ def main() -> None:
     print(f"\n{table(rows)}\n")
     shrunk = run.found("shrink")
     print(shrink_table(shrunk))
+    if steps := run.found("step"):
+        print(f"\n{step_table(steps)}")
     document = {
         "made": asdict(provenance()),
         "model": given.model,
@@ -111,6 +132,7 @@ def main() -> None:
         "every": given.every,
         "rows": rows,
         "shrink": shrunk,
+        "step": steps,
     }
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)
@@ -141,17 +163,23 @@ class _Run:
         """Document by document: the dense run of each is needed by all recipes."""
         if "fit" in kinds:
             for recipe in recipes:
-                self.codec(recipe)
+                _ = self.mixed(recipe) if recipe.startswith(mixed_precision.NAME) else self.codec(recipe)
         model, tokenizer = self.loaded
         sizes = dict(zip(("n_prose", "n_code", "n_literature"), counts, strict=True))
         found = default_documents(
             tokenizer, self.split, **sizes, prefill_tokens=self.n_prompt, scored_tokens=self.n_scored
         )
+        self.documents = found
+        every = {
+            "kl": self.kl, "needle": self.needle, "topic": self.topic, "turns": self.turns, "shrink": self.shrink,
+            "step": self.step,
+        }  # fmt: skip
         for document in found:
-            for kind, one in (("kl", self.kl), ("needle", self.needle), ("shrink", self.shrink)):
-                wanted = recipes if kind != "shrink" else [r for r in recipes if "progressive" in r][:1]
+            for kind, one in every.items():
+                alone = kind in ("shrink", "step")
+                wanted = recipes if not alone else [r for r in recipes if "progressive" in r][:1]
                 missing = [r for r in wanted if not self.at(kind, document.name, r).is_file()]
-                if kind in kinds and missing and (kind != "shrink" or document is found[0]):
+                if kind in kinds and missing and (not alone or document is found[0]):
                     print(f"{document.name}: {kind} of {len(missing)} recipes", flush=True)
                     with inference(model):
                         one(document, missing)
@@ -165,9 +193,10 @@ class _Run:
             made = self.read(recipe, prompt)
             kl, agree, _, _ = compared_with(model, dense, made)
             far = float(kl[FAR].mean()) if len(kl) >= FAR.stop else None
+            later = float(kl[LATER].mean()) if len(kl) >= LATER.stop else None
             self.keep(
-                "kl", document.name, recipe, near=float(kl[NEAR].mean()), far=far,
-                top1=float(agree[NEAR].float().mean()), bits=mean_bits(made.report()),
+                "kl", document.name, recipe, near=float(kl[NEAR].mean()), far=far, later=later,
+                top1=float(agree[NEAR].float().mean()), bits=bits_of(made),
             )  # fmt: skip
             made.close()
 
@@ -181,7 +210,7 @@ class _Run:
             found = [_asked(model, made, question, digits) for question, digits in asked]
             self.keep(
                 "needle", document.name, recipe, log_probability=[f[0] for f in found], right=[f[1] for f in found],
-                bits=16.0 if recipe == "dense" else mean_bits(made.report()),
+                bits=16.0 if recipe == "dense" else bits_of(made),
             )  # fmt: skip
 
     def shrink(self, document: Document, recipes: Sequence[str]) -> None:
@@ -208,9 +237,78 @@ class _Run:
                     })  # fmt: skip
                 self.keep("shrink", document.name, recipe, stages=stages)
 
-    def read(self, recipe: str, prompt: "Prompted") -> CompressedCache:
+    def topic(self, document: Document, recipes: Sequence[str]) -> None:
+        """Another subject after the prompt, and back."""
+        model, _ = self.loaded
+        place = next(i for i, each in enumerate(self.documents) if each is document)
+        other = self.documents[(place + 1) % len(self.documents)]
+        prompt = self.prompted(document.tokens[: self.n_prompt])
+        scored = torch.cat([other.tokens[:AWAY], document.scored[:BACK]])
+        changed = Document(document.name, torch.cat([document.tokens[: self.n_prompt], scored]), self.n_prompt)
+        dense = DenseRun(changed, None, self.after(prompt, changed), 0.0)
+        for recipe in recipes:
+            made = self.read(recipe, prompt)
+            kl, _, _, _ = compared_with(model, dense, made)
+            self.keep(
+                "topic", document.name, recipe, other=other.name, away=float(kl[:AWAY].mean()),
+                back=float(kl[AWAY:].mean()), bits=bits_of(made),
+            )  # fmt: skip
+            made.close()
+
+    def turns(self, document: Document, recipes: Sequence[str]) -> None:
+        """Two questions: the first decides classes, the second is about what it did not look at."""
+        model, tokenizer = self.loaded
+        tokens, asked = planted(tokenizer, document, self.n_prompt)
+        question, digits = asked[-1]
+        prompt = self.prompted(torch.cat([tokens, question[:-1]]))
+        for recipe in ("dense", *recipes):
+            made = deepcopy(prompt.cache) if recipe == "dense" else self.read(recipe, prompt)
+            answer = logits(model, torch.cat([question[-1:], digits[:-1]]), made).float().log_softmax(-1)
+            logits(model, torch.cat([digits[-1:], document.scored[:BETWEEN]]), made)
+            found = [_asked(model, made, *each) for each in asked[:STARTS]]
+            self.keep(
+                "turns", document.name, recipe, first=float(answer.gather(1, digits[:, None]).mean()),
+                second=[f[0] for f in found], right=[f[1] for f in found],
+                bits=16.0 if recipe == "dense" else bits_of(made),
+            )  # fmt: skip
+            if recipe != "dense":
+                made.close()
+
+    def step(self, document: Document, recipes: Sequence[str]) -> None:
+        """Milliseconds of a step, read from bytes: by the clock, and of the processor, which other work moves less."""
+        model, _ = self.loaded
+        n_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        for recipe in recipes:
+            with reading_bytes(model):
+                caches = {name: CompressedCache(model, self.codec(named or recipe)) for name, named in STEPPED.items()}
+                for name, cache_ in caches.items():
+                    logits(model, document.tokens[: self.n_prompt], cache_)
+                    if name == "base":
+                        cache_.shrink(1 << 40)
+                taken: dict[str, list[tuple[float, float]]] = {name: [] for name in caches}
+                for i in range(STEPS):
+                    for name, cache_ in caches.items():
+                        start, ran = time.perf_counter(), time.process_time()
+                        logits(model, document.scored[i : i + 1], cache_)
+                        taken[name].append((time.perf_counter() - start, time.process_time() - ran))
+            rows = [
+                {
+                    "stage": name, "refinements": cache_.report().total.refinements, "bits": mean_bits(cache_.report()),
+                    **dict(zip(("ms", "cpu_ms"), (1e3 * statistics.median(x) for x in zip(*taken[name], strict=True)),
+                               strict=True)),
+                }
+                for name, cache_ in caches.items()
+            ]  # fmt: skip
+            self.keep("step", document.name, recipe, stages=rows, processor=provenance().machine)
+        torch.set_num_threads(n_threads)
+
+    def read(self, recipe: str, prompt: "Prompted") -> "CompressedCache | MixedCache":
         """A cache that has read the prompt, as if the model had done so with it."""
         model, _ = self.loaded
+        if recipe.startswith(mixed_precision.NAME):
+            share = mixed_precision.options(recipe)["share"]
+            return mixed_precision.filled(model, self.mixed(recipe), share, deepcopy(prompt.cache), prompt.queries)
         text, by_keys, _ = recipe.partition(BY_KEYS)
         made = CompressedCache(model, self.codec(text), keep_decoded=True)
         layers: list[Any] = made.layers
@@ -257,6 +355,13 @@ class _Run:
             replace(fit(whole, made_of), model=self.statistics.model).save_pretrained(at)
         return cut(Codec.from_pretrained(at), made.window)
 
+    def mixed(self, recipe: str) -> tuple[Codec, Codec]:
+        """Narrow and wide integers, which take no training."""
+        group = int(mixed_precision.options(recipe)["group"])
+        found = mixed_precision.codecs(thinned(self.statistics, self.every), group)
+        low, high = (replace(codec, model=self.statistics.model) for codec in found)
+        return low, high
+
     @cached_property
     def statistics(self) -> Any:
         """Measured once, of what all recipes need."""
@@ -292,19 +397,27 @@ class _Run:
 
     def rows(self, recipes: Sequence[str]) -> list[dict[str, Any]]:
         """One for each recipe, means over documents; documents that not all recipes have are left out, and said."""
-        kl, needle = self.found("kl"), self.found("needle")
+        kl, needle, topic, turns = (self.found(kind) for kind in ("kl", "needle", "topic", "turns"))
         rows: list[dict[str, Any]] = []
         for recipe in ("dense", *recipes):
             mine = [m for m in kl if m["recipe"] == recipe]
             asked = [m for m in needle if m["recipe"] == recipe]
             each = [x for m in asked for x in m["log_probability"]]
-            if not mine and not asked:
+            changed = [m for m in topic if m["recipe"] == recipe]
+            told = [m for m in turns if m["recipe"] == recipe]
+            second = [x for m in told for x in m["second"]]
+            if not any((mine, asked, changed, told)):
                 continue
             rows.append({
                 "recipe": recipe,
-                "bits": statistics.mean(m["bits"] for m in mine or asked),
+                "bits": statistics.mean(m["bits"] for m in mine or asked or changed or told),
                 "documents": sorted(m["document"] for m in mine),
-                **{k: mean_of([m[k] for m in mine if m[k] is not None]) for k in ("near", "far", "top1")},
+                **{k: mean_of([m[k] for m in mine if m.get(k) is not None]) for k in ("near", "far", "later", "top1")},
+                **{k: mean_of([m[k] for m in changed]) for k in ("away", "back")},
+                "first": mean_of([m["first"] for m in told]),
+                "second": mean_of(second),
+                "n_second": len(second),
+                "second_right": sum(x for m in told for x in m["right"]) if told else None,
                 "by_document": {m["document"]: [m["near"], m["far"]] for m in mine},
                 "n_needles": len(each),
                 "needle": mean_of(each),
@@ -466,6 +579,11 @@ def mean_of(numbers: Sequence[float]) -> float | None:
     return statistics.mean(numbers) if numbers else None
 
 
+def bits_of(held: "CompressedCache | MixedCache") -> float:
+    """`mean_bits` of a cache, of either kind."""
+    return held.bits if isinstance(held, MixedCache) else mean_bits(held.report())
+
+
 def mean_bits(report: Report) -> float:
     """Bits for each number of the tokens that have left the exact window, whether they are coded or gone; everything
     that is held of them counts: codes, heat, what is kept exact beside codes."""
@@ -482,16 +600,41 @@ def mean_bits(report: Report) -> float:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
-    lines = [
-        "| recipe | bits | KL near | KL far | same next token | facts found | log-probability |",
-        "|---" + "|--:" * 6 + "|",
-    ]
+    """Markdown; a column for what any row has."""
+    kls = {"near": "KL near", "far": "KL far", "later": "KL later", "away": "KL of another topic", "back": "KL back"}
+    logs = {"needle": "log-probability", "first": "first answer", "second": "second answer"}
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        **{title: partial(_cell, key=key, form=".4f") for key, title in kls.items()},
+        "same next token": partial(_cell, key="top1", form=".1%"),
+        "facts found": partial(_counted, right="right", n="n_needles"),
+        "facts of the start found": partial(_counted, right="second_right", n="n_second"),
+        **{title: partial(_cell, key=key, form=".3f") for key, title in logs.items()},
+    }
+    columns = {title: cell for title, cell in columns.items() if any(cell(row) for row in rows)}
+    lines = [f"| recipe | bits | {' | '.join(columns)} |", "|---" + "|--:" * (1 + len(columns)) + "|"]
     for row in rows:
-        cells = [f"{row[k]:.4f}" if row[k] is not None else "" for k in ("near", "far")]
-        top1 = f"{row['top1']:.1%}" if row["top1"] is not None else ""
-        needle = [f"{row['right']} of {row['n_needles']}", f"{row['needle']:.3f}"] if row["n_needles"] else ["", ""]
-        lines.append("| " + " | ".join([f"`{row['recipe']}`", f"{row['bits']:.2f}", *cells, top1, *needle]) + " |")
+        cells = [f"`{row['recipe']}`", f"{row['bits']:.2f}", *(cell(row) for cell in columns.values())]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any], key: str, form: str) -> str:
+    return "" if row[key] is None else format(row[key], form)
+
+
+def _counted(row: dict[str, Any], right: str, n: str) -> str:
+    return f"{row[right]} of {row[n]}" if row[n] else ""
+
+
+def step_table(steps: list[dict[str, Any]]) -> str:
+    """Markdown: milliseconds of a step."""
+    lines = ["| recipe | stage | refinements, bytes | bits | ms | ms of the processor |", "|---|---" + "|--:" * 4 + "|"]
+    lines += [
+        f"| `{one['recipe']}` | {s['stage']} | {s['refinements']:,} | {s['bits']:.2f} | {s['ms']:.1f} | "
+        f"{s['cpu_ms']:.1f} |"
+        for one in steps
+        for s in one["stages"]
+    ]
     return "\n".join(lines)
 
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from karhunen.evaluation.provenance import provenance
-from karhunen.evaluation.rates import rated
-from karhunen.evaluation.result import read_result
+from karhunen.evaluation.results.provenance import provenance
+from karhunen.evaluation.results.rates import rated
+from karhunen.evaluation.results.result import read_result
 from karhunen.evaluation.runner import Plan, evaluate
-from karhunen.evaluation.shares import mcnemar, wilson
+from karhunen.evaluation.scores.shares import mcnemar, wilson
 from karhunen.evaluation.tasks.ruler import KINDS, Ruler
 from karhunen.hf.embedded import load
 

@@ -46,8 +46,8 @@ EXCEPTIONS = {
         "cli/options.py:DEFAULT_DEVICE", "hf/sizes.py:_spelled",
     ],
     "`cpu` is the name of a path, or the device that a path is for": [
-        "kernels/exact_attention/__init__.py:PATHS", "kernels/paths.py:LIBRARY", "kernels/paths.py:NATIVE",
-        "kernels/paths.py:PATHS", "kernels/scan_attention/__init__.py:PATHS",
+        "attention/fused.py:WITH_LAYERS", "kernels/exact_attention/__init__.py:PATHS", "kernels/paths.py:LIBRARY",
+        "kernels/paths.py:NATIVE", "kernels/paths.py:PATHS", "kernels/scan_attention/__init__.py:PATHS",
         "kernels/step_attention/__init__.py:PATHS",
     ],
     "decides on the host what is read how: asked once for many numbers, never in a step that codes nothing": [
@@ -79,7 +79,8 @@ EXCEPTIONS = {
     "bytes for a file, a store, an entropy coder or a fingerprint": [
         "evaluation/scores/on_disk.py:on_disk", "folder.py:write_folder", "hf/describe.py:_glance",
         "hf/describe.py:sample_digest", "hf/fingerprint.py:_sums", "hf/session.py:save_session",
-        "hf/states.py:state_page", "packing/deflate.py:DeflatedPages.shrink", "pages/sides.py:SideLayout._by_part",
+        "hf/states.py:state_page", "packing/deflate.py:DeflatedPages.shrink",
+        "pages/refined_pages.py:RefinedPages._section", "pages/sides.py:SideLayout._by_part",
         "pages/sides.py:_array", "serving/vllm/saving.py:Saver._read", "serving/vllm/saving.py:Saver._window",
         "statistics/rotary.py:Rotary._key", "store/pages.py:PageBuffer._read", "values.py:fingerprint",
     ],

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from karhunen.hf.describe import identity_of
 from karhunen.kernels.paths import forced
 from karhunen.packing.bit_fields import BitFields
 from karhunen.pages import PageCodec
+from karhunen.store.layer_store import LayerStore
+from karhunen.store.refined_state import RefinedState
 from karhunen.store.refinements import Refinements
 
 PROMPT, CHUNK, STEPS = 70, 24, 6
@@ -115,14 +118,54 @@ def test_below_its_base_a_cache_says_that_it_grows_on(
     assert cache.report().total.held > 1000
 
 
-def test_what_is_not_served_is_refused_before_any_work(made: Codec, tmp_path: Any) -> None:
+def test_what_is_not_served_is_refused_before_any_work(made: Codec) -> None:
     model = build("llama")
-    with pytest.raises(ValueError, match="not written to sessions and pages"):
-        CompressedCache(model, made).save(tmp_path / "session")
-    with pytest.raises(ValueError, match="not written to sessions and pages"):
+    with pytest.raises(ValueError, match="a page holds tokens of one rate"):
         PageCodec(made)
     with pytest.raises(ValueError, match="max_bytes=0"):
         CompressedCache(model, made, max_bytes=0)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "karhunen"])
+def test_a_session_goes_on_with_its_layers_and_what_was_paid(
+    made: Codec, ids: Tensor, attention: str, tmp_path: Path
+) -> None:
+    """A cache that has shrunk, written between two steps: later classes too are those of one that never stopped."""
+    _, cache = run(made, ids, attention, padding=30)
+    cache.shrink(200)
+    cache.save(tmp_path / "session")
+    restored = CompressedCache.load(cache.model, tmp_path / "session")
+    assert restored.report().total == cache.report().total
+    more = torch.randint(0, 99, (2, 20), generator=seeded(9))
+    with torch.inference_mode(), forced("naive"):
+        for at in range(20):
+            want, got = (cache.model(more[:, at : at + 1], cache=held).logits for held in (cache, restored))
+            assert torch.equal(want, got)
+    assert cache.report().total == restored.report().total
+    assert sum(int(each.classes.sum()) for each in refined(restored)) > 0
+    assert all(torch.equal(x, y) for x, y in zip(heat(cache), heat(restored), strict=True))
+    restored.crop(-30)
+    assert restored.shrink(1 << 40) > 0
+    restored.reorder_cache(torch.tensor([1, 0]))
+    assert restored.report().total.refinements == 0
+
+
+def test_a_damaged_session_is_refused_in_one_line(made: Codec, ids: Tensor) -> None:
+    _, cache = run(made, ids, "sdpa")
+    store = cache.coded_layers()[0].store
+    state, shape = store.state(), made.model.layers[0]
+    assert isinstance(state, RefinedState)
+    assert state.heat is not None
+    for broken, words in (
+        (replace(state, heat=state.heat[:, 1:]), "its heat is"),
+        (replace(state, heat=state.heat + 16), "its layers are"),
+        (replace(state, layers=state.layers[:1]), "its layers are"),
+        (replace(state, line=999), "its line of heat is 999"),
+        (replace(state, sums=None), "were paid is not there"),
+        (state.base, "it has no layers of refinement, and its codec's tokens have them"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            LayerStore.restored(broken, store.codec, store.window, shape)
 
 
 def test_the_artifact_comes_back_and_is_checked(made: Codec, tmp_path: Any) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from karhunen.attention.frame_queries import LaidOut
 from karhunen.attention.reader import ByteSide, Reader, bytes_of
-from karhunen.attention.refined import refined_attention
+from karhunen.attention.refined import layers_of, refined_attention
 from karhunen.codec import Packed, SideCodec
 from karhunen.device import answers, on_host
 from karhunen.kernels.byte_attention import CodedTokens, byte_attention
@@ -35,6 +35,9 @@ from karhunen.store.snapshot import Snapshot
 
 CHUNK_TOKENS = 8192
 """Coded tokens read at a time: bounds the working memory."""
+
+WITH_LAYERS = ("naive", "cpu")
+"""Paths of the scan that read refinements; elsewhere the tokens that have them are read apart (refined.py)."""
 
 TOLERANCE = 1e-3
 """Of the largest output, against decoding and softmax in float64: the scan rounds q′ to 2⁻¹⁶ of its largest coefficient
@@ -82,7 +85,7 @@ def attend(
         coded = None if held.packed is None else _coded(reader, held, rows, scale, softcap, over_coded.terms)
         exact = _exact(held, extra, rows, m, scale, softcap, mask)
         whole = exact if coded is None else merge_partials([exact, _in_vectors(coded)])
-    if held.refined is not None and held.packed is not None:
+    if held.refined is not None and held.packed is not None and _path("scan_attention", rows) not in WITH_LAYERS:
         terms = over_coded.terms
         whole = merge_partials([whole, refined_attention(reader, held, rows, scale, softcap, terms)])
     heads = Partial(whole.mean.reshape(b, n_heads, m, -1), whole.log_sum.reshape(b, n_heads, m))
@@ -146,7 +149,7 @@ def _step(reader: Reader, held: Snapshot, extra: RowExceptions | None, rows: Ten
             key, value = (_coded_tokens(packed[slot], _quantizer(reader, slot)) for slot in SLOTS)
             return step_attention(
                 rows, key, value, reader.scan, pieces, maps.matrix, maps.offset, path=path, first_position=first[0],
-                scale=scale, hidden=held.apart(slice(None), 0, held.n_coded),
+                scale=scale, hidden=held.apart(slice(None), 0, held.n_coded), layers=layers_of(reader, held),
             )  # fmt: skip
     coded = None if packed is None else _coded(reader, held, rows, scale, None, None)
     return exact_attention(rows, pieces, coded, scale=scale, path=_path("exact_attention", rows))
@@ -239,6 +242,7 @@ def _scanned(
     assert held.packed is not None and reader.to_vectors is not None, "something is coded"
     path = _path("scan_attention", rows)
     quantizers = [_quantizer(reader, slot) for slot in SLOTS]
+    layers = layers_of(reader, held) if path in WITH_LAYERS else None
     parts: list[Partial] = []
     whole_runs = path != "naive"
     runs = held.offsets(0, held.n_coded) if whole_runs else _chunks(held, reader.codec.granule_tokens)
@@ -248,11 +252,12 @@ def _scanned(
         for r in [slice(None)] if whole else [slice(i, i + 1) for i in range(held.batch)]:
             sides = [_rows_of(held.packed[slot], r, start, stop, reader.codec.side(slot)) for slot in ("key", "value")]
             key, value = (_coded_tokens(p, q) for p, q in zip(sides, quantizers, strict=True))
-            hidden = held.apart(r, start, stop)
+            hidden = held.apart(r, start, stop, refined=path not in WITH_LAYERS)
             by_row.append(
                 scan_attention(
                     rows[r], key, value, frames, path=path, first_position=first[r.start or 0], scale=scale,
                     softcap=softcap, mask=None if mask is None else mask[r, start:stop], hidden=hidden,
+                    layers=None if layers is None else layers.of(r, start),
                 )
             )  # fmt: skip
         parts.append(by_row[0] if whole else Partial(*(torch.cat(x) for x in zip(*map(_both, by_row), strict=True))))

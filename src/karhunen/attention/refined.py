@@ -1,9 +1,11 @@
-"""Attention to the coded tokens that have refinements, apart from those that have base bytes alone.
+"""How coded tokens that have refinements are read: by the scan itself, or apart, by torch, where it has no such kernel.
 
-    base bytes + layers ─▶ coefficients of these tokens ─▶ scores against each block's query, one softmax ─▶ partial
+    apart   base bytes + layers ─▶ coefficients ─▶ scores against each block's query, one softmax ─▶ partial
 
-Nothing is transformed back per token. The kernel that scans the base skips these tokens, and log-sums merge both parts.
+Nothing is transformed back per token. A scan of the base alone skips these tokens, and log-sums merge both parts.
 """
+
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -13,12 +15,27 @@ from karhunen.attention.frame_queries import FrameQueries, LaidOut
 from karhunen.attention.reader import Reader
 from karhunen.codec import LayerCodec, Packed
 from karhunen.kernels.byte_attention.naive import additive
+from karhunen.kernels.scan_attention import Layers
 from karhunen.kernels.softmax import Partial, attended, capped, merge_partials
 from karhunen.quantizers.base import Codes
 from karhunen.quantizers.embedded import EmbeddedQuantizer
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.refinements import RowRefined
 from karhunen.store.snapshot import Snapshot
+
+
+def layers_of(reader: Reader, held: Snapshot) -> Layers | None:
+    """What the scan is told of refinements, made once for as long as nothing changes; None where no token has any."""
+    refined = held.refined
+    if refined is None:
+        return None
+    made: tuple[Layers, LayerCodec] | None = refined.prepared.get("layers")
+    if made is None or made[1] is not reader.codec:
+        parts = (cast("EmbeddedQuantizer", reader.codec.side(slot).quantizer).parts[1:] for slot in SLOTS)
+        tables = tuple((key.byte_tables, value.byte_tables) for key, value in zip(*parts, strict=True))
+        made = Layers(refined.heat, refined.least, refined.layers, tables), reader.codec
+        refined.prepared["layers"] = made
+    return made[0]
 
 
 def refined_attention(

@@ -24,8 +24,9 @@ from karhunen.hf.fingerprint import weights_fingerprint
 from karhunen.hf.layer_state import layer_state, restore_layer
 from karhunen.hf.probe import input_device, layer_devices
 from karhunen.statistics.identity import LayerShape
-from karhunen.store.layer_store import NOT_WRITTEN, LayerStore
+from karhunen.store.layer_store import LayerStore
 from karhunen.store.positions import Offsets
+from karhunen.store.refined_state import RefinedState
 from karhunen.store.state import StoreState
 from karhunen.values import assemble, dismantle, kinds_in
 
@@ -42,7 +43,7 @@ class LayerState:
 
     kind: str
     attributes: Mapping[str, Any]
-    store: StoreState | None = None
+    store: StoreState | RefinedState | None = None
 
 
 @final
@@ -71,8 +72,6 @@ def save_session(
 ) -> None:
     """Write all that `cache` holds, whole or not at all; ValueError if a layer keeps what cannot be written."""
     model = cache.model
-    if any(layer.store.refinements is not None for layer in cache.coded_layers()):
-        raise ValueError(NOT_WRITTEN)
     if tokens is not None and tokens.shape[-1] < cache.get_seq_length():
         raise ValueError(f"{tokens.shape[-1]} tokens were given for a cache that has read {cache.get_seq_length()}")
     compressed = cache.coded_layers()

@@ -15,7 +15,8 @@ from itertools import pairwise
 from typing import final
 
 MAGIC, VERSION = b"KARHPAGE", 1
-TOKENS, STATE = 0, 1  # kinds: tokens of layers that keep keys and values; the state of the other layers
+TOKENS, STATE, REFINEMENT = 0, 1, 2
+"""Kinds: tokens of layers that keep keys and values; the state of the other layers; one refinement of such tokens."""
 EXACT, CODED = 0, 1  # kinds of a layer
 DTYPES = ("float32", "bfloat16", "float16")  # by their number in the header
 MAX_TOKENS = 1 << 16  # of a page
@@ -24,7 +25,7 @@ SHRUNK = 1 << 31  # in a part's length: its planes are deflated
 HEADER_FIELDS = (
     ("magic", "8s", "`KARHPAGE`"),
     ("version", "H", "1"),
-    ("kind", "B", "0: tokens, 1: the state of layers that do not keep all their tokens"),
+    ("kind", "B", "0: tokens, 1: the state of layers that do not keep all their tokens, 2: a refinement"),
     ("dtype", "B", "of exact vectors: 0 float32, 1 bfloat16, 2 float16"),
     ("header bytes", "I", "this header and all layer entries"),
     ("bytes", "Q", "the whole page"),
@@ -37,7 +38,7 @@ HEADER_FIELDS = (
     ("first token", "Q", "position of the page's first token; of a state, how many tokens were read before it"),
     ("tokens", "I", "0 of a state"),
     ("layers", "H", "entries that follow"),
-    ("nothing", "H", "0"),
+    ("refinement", "H", "which, counted from 1; 0 of other kinds"),
 )
 ENTRY_FIELDS = (
     ("layer", "H", "ascending from entry to entry"),
@@ -49,7 +50,7 @@ ENTRY_FIELDS = (
     ("key parts", "H", "one for each head, or one where heads are coded together"),
     ("value parts", "H", "as above"),
     ("nothing", "H", "0"),
-    ("exact", "I", "tokens whose vectors are in the parts as well"),
+    ("exact", "I", "tokens whose vectors are in the parts as well; of a refinement, those that have it"),
 )
 HEADER = struct.Struct("<" + "".join(code for _, code, _ in HEADER_FIELDS))
 ENTRY = struct.Struct("<" + "".join(code for _, code, _ in ENTRY_FIELDS))
@@ -140,6 +141,7 @@ class Frame:
     first_token: int
     n_tokens: int
     sections: tuple[Section, ...]
+    refinement: int = 0
 
     @property
     def header_bytes(self) -> int:
@@ -154,7 +156,7 @@ class Frame:
         header = HEADER.pack(
             *(MAGIC, VERSION, self.kind, DTYPES.index(self.dtype), header_bytes, header_bytes + len(payload), UNKNOWN),
             *(owner.model, owner.weights, owner.tokenizer, owner.codec, owner.layout),
-            *(self.first_token, self.n_tokens, len(self.sections), 0),
+            *(self.first_token, self.n_tokens, len(self.sections), self.refinement),
         )
         return seal(b"".join((header, entries, payload)))
 
@@ -170,7 +172,7 @@ def read(page: Bytes) -> Frame:
     data = memoryview(page).cast("B")
     if len(data) < HEADER.size:
         raise ValueError(f"not a page: {len(data)} bytes, a header alone has {HEADER.size}")
-    (magic, version, kind, dtype, header_bytes, n_bytes, checksum, *owner, first, n_tokens, n_layers, zero) = (
+    (magic, version, kind, dtype, header_bytes, n_bytes, checksum, *owner, first, n_tokens, n_layers, number) = (
         HEADER.unpack_from(data)
     )
     if magic != MAGIC:
@@ -181,8 +183,8 @@ def read(page: Bytes) -> Frame:
         raise ValueError(f"a damaged page: it says it has {n_bytes} bytes and has {len(data)}; make it again")
     if checksum != _checksum(data):
         raise ValueError("a damaged page: its checksum is not that of its bytes; make it again")
-    if kind not in (TOKENS, STATE) or dtype >= len(DTYPES) or zero:
-        raise ValueError(f"a page of kind {kind}, dtype {dtype}, reserved {zero}: unknown here; make it again")
+    if kind not in (TOKENS, STATE, REFINEMENT) or dtype >= len(DTYPES) or (kind == REFINEMENT) != (number > 0):
+        raise ValueError(f"a page of kind {kind}, dtype {dtype}, refinement {number}: unknown here; make it again")
     if not HEADER.size <= header_bytes <= n_bytes or n_tokens > MAX_TOKENS or first >> 62:
         raise ValueError(
             f"a page with a header of {header_bytes} of its {n_bytes} bytes, {n_tokens} tokens from {first} on; "
@@ -194,7 +196,7 @@ def read(page: Bytes) -> Frame:
     if header_bytes + sum(entry.payload_bytes for entry in entries) != n_bytes:
         raise ValueError("a page whose parts do not add up to its length; make it again")
     sections = tuple(_sections(data[header_bytes:], entries, n_tokens))
-    return Frame(kind, DTYPES[dtype], Owner(*owner), first, n_tokens, sections)
+    return Frame(kind, DTYPES[dtype], Owner(*owner), first, n_tokens, sections, number)
 
 
 def with_sections(frame: Frame, sections: Sequence[Section]) -> Frame:

@@ -3,7 +3,7 @@
 vectors ─▶ planes, side tensors (coded together) ─▶ cut by page and part, exact vectors behind ─▶ sections
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,8 @@ from karhunen.pages.plan import KeysValues, PagePlan
 from karhunen.pages.sides import SideLayout, opened, raw_bytes, raw_tensor, shrunk
 from karhunen.quantizers.base import as_dtype
 from karhunen.statistics.need import SLOTS, Slot
+
+Refine = Callable[[Slot, Packed, Int[Tensor, "1 t"], Float[Tensor, "1 h t d"]], None]
 
 ENCODE_TOKENS = 2048  # at most this many tokens are encoded at a time, which bounds the working memory
 
@@ -58,8 +60,11 @@ def encode_layer(
     return made
 
 
-def decode_layer(plan: PagePlan, layer: int, frames: Sequence[Frame], sections: Sequence[Section]) -> KeysValues:
-    """The mirror of `encode_layer`: pages that follow each other, as one run of tokens."""
+def decode_layer(
+    plan: PagePlan, layer: int, frames: Sequence[Frame], sections: Sequence[Section], refine: Refine | None = None
+) -> KeysValues:
+    """The mirror of `encode_layer`: pages that follow each other, as one run of tokens. `refine(slot, codes, positions,
+    vectors)` puts better vectors in their places, if it has any."""
     shape, codec = plan.codec.model.layers[layer], plan.codec.layers.get(layer)
     n_heads, dims = len(plan.heads(shape)), (shape.key_dim, shape.value_dim)
     if codec is None:
@@ -88,6 +93,8 @@ def decode_layer(plan: PagePlan, layer: int, frames: Sequence[Frame], sections: 
         pages, exact = _parted(plan, layout, slot, frames, sections)
         packed = layout.put_together(pages, plan.parts(layout), lengths)
         x = _from_codec(codec, slot, packed, positions)
+        if refine is not None:
+            refine(slot, packed, positions, x)
         heads = plan.heads(shape)
         x = as_dtype(x[0, heads.start : heads.stop], plan.dtype)
         if len(where):

@@ -10,7 +10,7 @@ all their tokens (sliding, linear) have no place in a page.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -20,8 +20,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from karhunen.codec import Codec
-from karhunen.pages.frame import DTYPES, TOKENS, UNKNOWN, Frame, Owner, read
-from karhunen.pages.layer_pages import decode_layer, encode_layer
+from karhunen.pages.frame import DTYPES, REFINEMENT, TOKENS, UNKNOWN, Frame, Owner, read
+from karhunen.pages.layer_pages import Refine, decode_layer, encode_layer
 from karhunen.pages.plan import KeysValues, PagePlan
 from karhunen.values import dismantle
 
@@ -84,11 +84,11 @@ class PageCodec:
     def owner(self) -> Owner:
         """Whose pages these are; a page of another owner is refused."""
         return Owner(
-            model=_digest(json.dumps(dismantle(self.codec.model, {}), sort_keys=True)),
+            model=digest(json.dumps(dismantle(self.codec.model, {}), sort_keys=True)),
             weights=bytes.fromhex(self.weights) or UNKNOWN,
             tokenizer=bytes.fromhex(self.tokenizer) or UNKNOWN,
-            codec=_digest(self.codec.fingerprint()),
-            layout=_digest("\n".join(f"{key}: {layout.description}" for key, layout in self.plan.layouts.items())),
+            codec=digest(self.codec.fingerprint()),
+            layout=digest("\n".join(f"{key}: {layout.description}" for key, layout in self.plan.layouts.items())),
         )
 
     def encode(
@@ -134,9 +134,13 @@ class PageCodec:
         return dict(self.decode_layers(pages, layers))
 
     def decode_layers(
-        self, pages: Sequence[bytes], layers: Sequence[int] | None = None
+        self,
+        pages: Sequence[bytes],
+        layers: Sequence[int] | None = None,
+        refine: Callable[[int], Refine] | None = None,
     ) -> Iterator[tuple[int, KeysValues]]:
-        """As `decode_pages`, a layer at a time; all pages are checked before the first."""
+        """As `decode_pages`, a layer at a time; all pages are checked before the first. `refine(layer)` is what better
+        vectors come from (`RefinedPages`)."""
         frames = [self.open(page) for page in pages]
         if not frames:
             return
@@ -149,13 +153,15 @@ class PageCodec:
         for layer in held if layers is None else layers:
             if layer not in held:
                 raise ValueError(f"layer {layer} is not in this page; it holds {held}")
-            yield layer, decode_layer(self.plan, layer, frames, [frame.sections[held.index(layer)] for frame in frames])
+            sections = [frame.sections[held.index(layer)] for frame in frames]
+            yield layer, decode_layer(self.plan, layer, frames, sections, refine and refine(layer))
 
     def open(self, page: bytes) -> Frame:
         """The page taken apart; ValueError with the reason if it is damaged, another owner's, or of other heads."""
         frame = read(page)
         if frame.kind != TOKENS:
-            raise ValueError("this is the state of layers, not a page of tokens")
+            what = "a refinement" if frame.kind == REFINEMENT else "the state of layers"
+            raise ValueError(f"this is {what}, not a page of tokens")
         if reason := frame.owner.mismatch(self.owner):
             said = f"; ours is of the codec {self.codec.description}" if frame.owner.codec != self.owner.codec else ""
             raise ValueError(f"a page that is not ours: {reason}{said}")
@@ -169,5 +175,6 @@ class PageCodec:
         return frame
 
 
-def _digest(text: str) -> bytes:
+def digest(text: str) -> bytes:
+    """A fingerprint of 16 bytes."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

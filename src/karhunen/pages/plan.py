@@ -20,7 +20,6 @@ from karhunen.pages.frame import CODED, EXACT, HEADER, LENGTH, MAX_TOKENS, Entry
 from karhunen.pages.sides import SideLayout
 from karhunen.statistics.identity import LayerShape
 from karhunen.statistics.need import SLOTS, Slot
-from karhunen.store.layer_store import NOT_WRITTEN
 from karhunen.windows.refining import Refining
 
 KeysValues = tuple[Float[Tensor, "h t d"], Float[Tensor, "h t e"]]
@@ -38,7 +37,10 @@ class PagePlan:
 
     def __post_init__(self) -> None:
         if isinstance(self.codec.window, Refining):
-            raise ValueError(NOT_WRITTEN)
+            raise ValueError(
+                "a page holds tokens of one rate, and these have refinements; use RefinedPages, or a codec of one rate "
+                "(karhunen:bits=2)"
+            )
         if self.codec.window.drops:
             raise ValueError(
                 f"{type(self.codec.window).__name__} drops tokens, and a page holds all of them; use a codec whose "

@@ -30,8 +30,10 @@ from karhunen.store.exceptions import Exceptions
 from karhunen.store.observed import Observed
 from karhunen.store.observer import Leaving, Observer
 from karhunen.store.pages import PageBuffer
+from karhunen.store.plane_counts import base_planes
 from karhunen.store.positions import Offsets, Positions
-from karhunen.store.refinements import Refinements, base_planes
+from karhunen.store.refined_state import RefinedState
+from karhunen.store.refinements import Refinements
 from karhunen.store.selection import Selection
 from karhunen.store.snapshot import Snapshot
 from karhunen.store.state import BufferState, SelectionState, StoreState
@@ -42,10 +44,6 @@ from karhunen.windows.score import Queries
 from karhunen.windows.top_scored import TopScored
 
 MOST_NOT_ASKED = 64  # steps whose positions may wait to be asked for
-NOT_WRITTEN = (
-    "refinements of tokens are not written to sessions and pages yet; use a codec whose tokens have one rate "
-    "(karhunen:bits=2), or keep the cache in this process"
-)
 ENCODE_TOKENS = 2048  # at most this many tokens are encoded at a time, which bounds the working memory
 
 
@@ -91,10 +89,8 @@ class LayerStore:
         twin._decoded = None if self._decoded is None else self._decoded.branch()
         return twin
 
-    def state(self) -> StoreState:
-        """All that is held, to be written down; `restored` is its mirror. ValueError of refinements, which are not."""
-        if self.refinements is not None:
-            raise ValueError(NOT_WRITTEN)
+    def state(self) -> StoreState | RefinedState:
+        """All that is held, to be written down; `restored` is its mirror."""
         self._ask_offsets()
         coded = {
             slot: {
@@ -111,19 +107,37 @@ class LayerStore:
         exact: tuple[dict[str, Tensor], dict[str, Tensor]] = {**self._sink}, {**self._recent}
         chosen = self.selection
         decided = None if chosen is None else SelectionState(chosen.scores, chosen.decided, chosen.chosen_before)
-        return StoreState(*exact, coded, self._n_coded, self._n_dropped, self._rows_at.runs, self._exceptions, decided)
+        base = StoreState(*exact, coded, self._n_coded, self._n_dropped, self._rows_at.runs, self._exceptions, decided)
+        if self.refinements is None or self.observed is None:
+            return base
+        paid = self.observed.sums, self.observed.counts
+        return RefinedState(base, self.refinements.line, *self.refinements.state(), *paid)
 
     @classmethod
     def restored(
-        cls, state: StoreState, codec: LayerCodec | None, window: Window, shape: LayerShape, keep_decoded: bool = False
+        cls,
+        given: StoreState | RefinedState,
+        codec: LayerCodec | None,
+        window: Window,
+        shape: LayerShape,
+        keep_decoded: bool = False,
     ) -> "LayerStore":
         """The store whose `state` this is; ValueError, saying what is wrong, if it is none of this codec."""
-        if isinstance(window, Refining):
-            raise ValueError(NOT_WRITTEN)
+        refined = given if isinstance(given, RefinedState) else None
+        if (refined is not None) != (isinstance(window, Refining) and codec is not None):
+            has, wants = ("has", "have none") if refined is not None else ("has no", "have them")
+            raise ValueError(f"it {has} layers of refinement, and its codec's tokens {wants}")
+        state = given.base if isinstance(given, RefinedState) else given
         state.check(codec, shape)
+        if refined is not None and codec is not None and isinstance(window, Refining):
+            refined.check(codec, window)
         device = device_of(state.recent)
         codec = codec if codec is None or device is None else codec.to(device)
         made = cls(codec, window, keep_decoded)
+        if refined is not None and codec is not None and isinstance(window, Refining):
+            made.refinements = Refinements.restored(window, refined, codec)
+            if made.observed is not None:
+                made.observed.sums, made.observed.counts = refined.sums, refined.counts
         for slot in SLOTS if state.recent else ():
             made._sink[slot], made._recent[slot] = state.sink[slot], state.recent[slot]
             for name, held in state.coded.get(slot, {}).items():

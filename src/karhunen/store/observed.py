@@ -57,14 +57,17 @@ class Observed:
         n_rows = min(self.n_queries, m)
         rows = queries.rows[:, :, m - n_rows :].float().unflatten(1, (key.shape[1], -1))
         scores = capped((rows @ key.float()[:, :, None].mT * queries.scale).flatten(1, 2), queries.softcap)  # [b q m n]
-        if mask is None:
+        if mask is None and n_rows == 1:
+            pass  # the newest token sees all
+        elif mask is None:
             seen = torch.ones(n_rows, n, dtype=torch.bool, device=key.device).tril(n - n_rows)
             scores = scores.masked_fill(~seen, -torch.inf)
         else:
             here = mask[:, :, m - n_rows :]
             scores = scores.masked_fill(~here, -torch.inf) if here.dtype == torch.bool else scores + here
         weights = (scores - log_sum[:, :, m - n_rows :, None].float()).exp()
-        self._add(weights.square().sum(2).mean(1), n_rows)
+        paid = weights.square().flatten(1, 2).mean(1) if n_rows == 1 else weights.square().sum(2).mean(1)
+        self._add(paid, n_rows)
 
     def _add(self, paid: Float[Tensor, "b n"], n_rows: int) -> None:
         assert self.sums is not None and self.counts is not None, "a token is held before it is read"
@@ -72,6 +75,9 @@ class Observed:
         if n == 0:
             return
         self.sums[:, -n:] += paid[:, -n:]
+        if n_rows == 1:
+            self.counts[-n:] += 1
+            return
         age = torch.arange(n - 1, -1, -1, device=self.counts.device)
         self.counts[-n:] += (age + 1).clamp_max(n_rows).int()
 

@@ -10,7 +10,9 @@ The `line` rises when memory is asked back (`raise_line`): the coldest lose a la
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, final
 
 import torch
 from jaxtyping import Int, UInt8
@@ -18,16 +20,11 @@ from torch import Tensor
 
 from karhunen.codec import LayerCodec, Packed
 from karhunen.device import HOST
-from karhunen.quantizers.embedded import EmbeddedQuantizer
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.buffers import TokenBuffer
+from karhunen.store.plane_counts import layer_planes
+from karhunen.store.refined_state import RefinedState
 from karhunen.windows.refining import HOTTEST, STEPS, Refining
-
-
-def base_planes(codec: LayerCodec, slot: Slot) -> int:
-    """Planes that every token of a side has."""
-    quantizer, layout = codec.side(slot).quantizer, codec.side(slot).layout
-    return quantizer.edges[0] if isinstance(quantizer, EmbeddedQuantizer) else layout.bytes_per_token
 
 
 @final
@@ -63,10 +60,20 @@ class Refined:
     layers: tuple[tuple[UInt8[Tensor, "_ _"], ...], ...]
     n_key_planes: tuple[int, ...]
 
-    @property
+    @cached_property
     def classes(self) -> Int[Tensor, "b t"]:
         """Layers of each token."""
         return self.rule.classes(self.heat, self.line)
+
+    @property
+    def least(self) -> tuple[int, ...]:
+        """From which heat on a token has each layer."""
+        return tuple(self.line + STEPS * (layer + 1) for layer in range(self.rule.n_layers))
+
+    @cached_property
+    def prepared(self) -> dict[str, Any]:
+        """What a reader made of this, filled at first use."""
+        return {}
 
     def places(self, classes: Int[Tensor, "b t"]) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
         """Row and coded index of every token that has a layer, by rows."""
@@ -95,6 +102,27 @@ class Refinements:
         self._heat = TokenBuffer()
         self._layers: list[list[TokenBuffer]] = [[] for _ in range(rule.n_layers)]
         self._n_key_planes = (0,) * rule.n_layers
+        self._held: Refined | None = None  # of the last reading; steps between which nothing changes share it
+
+    @classmethod
+    def restored(cls, rule: Refining, state: RefinedState, codec: LayerCodec) -> "Refinements":
+        """Those whose state this is; it was checked."""
+        made = cls(rule)
+        made.line = state.line
+        made._n_key_planes = layer_planes(codec, "key")
+        if state.heat is not None and state.base.n_coded:
+            made._heat.append(state.heat)
+            for buffers, rows in zip(made._layers, state.layers, strict=True):
+                for planes in rows:
+                    buffers.append(TokenBuffer())
+                    buffers[-1].append(planes)
+        return made
+
+    def state(self) -> tuple[Tensor | None, tuple[tuple[Tensor, ...], ...]]:
+        """Heat, and the planes of each layer and row."""
+        if not self._heat.length:
+            return None, ()
+        return self._heat.view(), tuple(tuple(buffer.view() for buffer in rows) for rows in self._layers)
 
     def branch(self) -> "Refinements":
         """One that goes on from here by itself and shares what is there."""
@@ -105,23 +133,17 @@ class Refinements:
 
     def append(self, heat: UInt8[Tensor, "b t"], codec: LayerCodec, planes: dict[Slot, UInt8[Tensor, "b _ t"]]) -> None:
         """Tokens that were just coded, with the planes of all layers; they keep those that their heat is worth."""
+        self._held = None
         b = heat.shape[0]
         classes = self.rule.classes(heat, self.line)
         self._heat.append(heat)
-        edges = {slot: self._edges(codec, slot) for slot in SLOTS}
-        self._n_key_planes = tuple(edges["key"][i + 1] - edges["key"][i] for i in range(self.rule.n_layers))
+        edges = {slot: tuple(accumulate(layer_planes(codec, slot), initial=0)) for slot in SLOTS}
+        self._n_key_planes = layer_planes(codec, "key")
         for layer, rows in enumerate(self._layers):
             rows += [TokenBuffer() for _ in range(b - len(rows))]
             new = torch.cat([planes[slot][:, edges[slot][layer] : edges[slot][layer + 1]] for slot in SLOTS], dim=1)
             for row, buffer in enumerate(rows):
                 buffer.append(new[row][:, classes[row] > layer])
-
-    @staticmethod
-    def _edges(codec: LayerCodec, slot: Slot) -> tuple[int, ...]:
-        """Where layers begin and end among the planes after the base's."""
-        quantizer = codec.side(slot).quantizer
-        assert isinstance(quantizer, EmbeddedQuantizer), "the store has checked that"
-        return tuple(edge - quantizer.edges[0] for edge in quantizer.edges)
 
     @property
     def given(self) -> Int[Tensor, " b"]:
@@ -132,8 +154,13 @@ class Refinements:
         """For reading; None where no token has a layer."""
         if not any(buffer.length for rows in self._layers for buffer in rows):
             return None
+        if self._held is not None:
+            return self._held
         layers = tuple(tuple(buffer.view() for buffer in rows) for rows in self._layers)
-        return Refined(self._heat.view(), self.line, self.rule, layers, self._n_key_planes)
+        made = Refined(self._heat.view(), self.line, self.rule, layers, self._n_key_planes)
+        if not self.is_shared:  # views of a branch that has gone on are copies, which nobody would count
+            self._held = made
+        return made
 
     @property
     def classes(self) -> Int[Tensor, "b t"]:
@@ -142,6 +169,7 @@ class Refinements:
 
     def crop(self, n_tokens: int) -> None:
         """Forget tokens from `n_tokens` on."""
+        self._held = None
         classes = self.classes
         for layer, rows in enumerate(self._layers):
             for row, buffer in enumerate(rows):
@@ -152,6 +180,7 @@ class Refinements:
         """Keep the given rows, in that order; rows may repeat."""
         if not self._heat.length:
             return
+        self._held = None
         self._heat.select(rows)
         for layer, held in enumerate(self._layers):
             self._layers[layer] = [held[row].copy() for row in rows.tolist()]
@@ -173,6 +202,7 @@ class Refinements:
         """Give back the layers of tokens that fall below; the line never sinks."""
         if line <= self.line:
             return
+        self._held = None
         before, self.line = self.classes if self._heat.length else None, line
         if before is None:
             return

@@ -115,11 +115,11 @@ class Snapshot:
                 if len(tokens):
                     made[row, :, tokens] = side.decode(Packed(planes, {}), positions[row : row + 1, tokens])[0]
 
-    def apart(self, rows: slice, start: int, stop: int) -> Places | None:
+    def apart(self, rows: slice, start: int, stop: int, refined: bool = False) -> Places | None:
         """Row and index of coded tokens that are read apart from the others' bytes, both counted from the beginning of
-        `rows` and `start`: those kept exact, and those that are refined."""
+        `rows` and `start`: those kept exact, and those that are `refined` if asked for."""
         found = None if self.exceptions is None else self.exceptions.places(rows, start, stop)
-        if self.refined is None:
+        if self.refined is None or not refined:
             return found
         classes = self.refined.classes[rows, start:stop]
         more = self.refined.places(classes)

@@ -17,6 +17,7 @@ from karhunen.device import moved
 from karhunen.statistics.identity import LayerShape
 from karhunen.statistics.need import SLOTS, Slot
 from karhunen.store.exceptions import Exceptions
+from karhunen.store.plane_counts import base_planes
 
 
 @final
@@ -96,7 +97,7 @@ class StoreState:
                     )
                 continue
             b, rows, entries = buffer.data.shape if buffer.data.ndim == 3 else (0, 0, 0)
-            want_rows = codec.side(slot).layout.bytes_per_token if name == "planes" else rows
+            want_rows = base_planes(codec, slot) if name == "planes" else rows
             if (b, rows, entries * buffer.tokens_per_entry) != (batch, want_rows, self.n_coded):
                 raise ValueError(
                     f"its {name} of {slot}s are {tuple(buffer.data.shape)} for {self.n_coded} tokens of {batch} rows"

@@ -38,11 +38,33 @@ def byte_attention(
     centered frame took away. `mask` is added to the scores, or true where a token is seen.
     """
     require_agreement(q_frames, keys, values, key_bias, offset_bias, block_tokens, first_offset, mask, first_visible)
-    t, dtype = keys.n_tokens, q_frames.dtype
+    k, v = (decoded(side, q_frames.dtype) for side in (keys, values))
+    return of_coefficients(
+        q_frames, k, v, key_bias=key_bias, offset_bias=offset_bias, block_tokens=block_tokens,
+        first_offset=first_offset, scale=scale, softcap=softcap, mask=mask, first_visible=first_visible,
+    )  # fmt: skip
+
+
+def of_coefficients(
+    q_frames: Float[Tensor, "b h q n c"],
+    keys: Float[Tensor, "b h t c"],
+    values: Float[Tensor, "b h t e"],
+    *,
+    key_bias: Float[Tensor, "b h q n"] | None = None,
+    offset_bias: Float[Tensor, "b h q n k"] | None = None,
+    block_tokens: int | None = None,
+    first_offset: int = 0,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
+    first_visible: Int[Tensor, "b q"] | None = None,
+) -> Partial:
+    """As `byte_attention`, from coefficients that are there already."""
+    t, dtype = keys.shape[2], q_frames.dtype
     token = torch.arange(t, device=q_frames.device)
     block = torch.zeros_like(token) if block_tokens is None else (token + first_offset) // block_tokens
 
-    scores = torch.einsum("bhqtc,bhtc->bhqt", q_frames[:, :, :, block], decoded(keys, dtype))
+    scores = torch.einsum("bhqtc,bhtc->bhqt", q_frames[:, :, :, block], keys)
     if key_bias is not None:
         scores = scores + key_bias.to(dtype)[..., block]
     if offset_bias is not None and block_tokens is not None:
@@ -53,7 +75,7 @@ def byte_attention(
     if first_visible is not None:
         scores = scores.masked_fill(token < first_visible[:, None, :, None], -torch.inf)
 
-    return attended(scores, decoded(values, dtype))
+    return attended(scores, values)
 
 
 def decoded(side: CodedTokens, dtype: torch.dtype) -> Float[Tensor, "b h t c"]:

@@ -297,7 +297,7 @@ def _reader(name: str, element: Any, kind: Any, about: str) -> Any:
             value = Emitter(builder).load_one(element, args[0])
             if element is I32:
                 return builder.sext(value, I64)
-            return builder.zext(value, I64) if element is I8 else value
+            return builder.zext(value, I64) if element in (I8, I16) else value
 
         return kind(types.int64), codegen
 
@@ -308,7 +308,7 @@ def _reader(name: str, element: Any, kind: Any, about: str) -> Any:
 def _writer(name: str, element: Any, kind: Any, about: str) -> Any:
     def typing(typingctx: Any, address: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value = builder.trunc(args[1], I8) if element is I8 else args[1]
+            value = builder.trunc(args[1], element) if element in (I8, I16) else args[1]
             Emitter(builder).store_one(value, args[0])
             return context.get_dummy_value()
 
@@ -322,10 +322,12 @@ float_at = _reader("float_at", F32, types.float32, "The float32 at an address.")
 double_at = _reader("double_at", ir.DoubleType(), types.float64, "The float64 at an address.")
 int_at = _reader("int_at", I64, types.int64, "The int64 at an address.")
 short_at = _reader("short_at", I32, types.int64, "The int32 at an address, as int64.")
+word_at = _reader("word_at", I16, types.int64, "The unsigned 16-bit number at an address.")
 byte_at = _reader("byte_at", I8, types.int64, "The unsigned byte at an address.")
 set_float = _writer("set_float", F32, types.float32, "Put a float32 at an address.")
 set_double = _writer("set_double", ir.DoubleType(), types.float64, "Put a float64 at an address.")
 set_int = _writer("set_int", I64, types.int64, "Put an int64 at an address.")
+set_word = _writer("set_word", I16, types.int64, "Put the lowest 16 bits of a number at an address.")
 set_byte = _writer("set_byte", I8, types.int64, "Put a byte at an address.")
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from karhunen.kernels import paths
 from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.scan_attention.layers import Layers
 from karhunen.kernels.softmax import Partial
 
-__all__ = ["PATHS", "CodedTokens", "Frames", "available", "scan_attention"]
+__all__ = ["PATHS", "CodedTokens", "Frames", "Layers", "available", "scan_attention"]
 
 PATHS = ("naive", "cpu", "gpu")
 
@@ -37,13 +38,15 @@ def scan_attention(
     softcap: float | None = None,
     mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
     hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
+    layers: Layers | None = None,
 ) -> Partial:
     """Attention of `r` query rows per KV head to all coded tokens, by the named path; in value coefficients.
 
     Token n stands at position first_position + n. `mask` is added to the scores, or true where a token is seen;
-    `hidden` names (row of the batch, token) pairs that nobody sees. ValueError unless the shapes belong together.
+    `hidden` names (row of the batch, token) pairs that nobody sees; `layers` add to the coefficients of some, which
+    path `gpu` does not read. ValueError unless the shapes belong together.
     """
     return paths.require("scan_attention", path).scan_attention(
         query, keys, values, frames,
-        first_position=first_position, scale=scale, softcap=softcap, mask=mask, hidden=hidden,
+        first_position=first_position, scale=scale, softcap=softcap, mask=mask, hidden=hidden, layers=layers,
     )  # fmt: skip

@@ -22,9 +22,12 @@ from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.byte_attention.naive import additive, gains
 from karhunen.kernels.scan import isa
 from karhunen.kernels.scan.emit import KINDS, Shape
+from karhunen.kernels.scan_attention.cpu_angles import angles_of
+from karhunen.kernels.scan_attention.cpu_layer_record import BoundLayers, held_address
 from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, OF_CALL, OF_CODEC, SCRATCH, SPAN, scratch_bytes
-from karhunen.kernels.scan_attention.cpu_tables import PAD, ScanFrames, ScanTables
+from karhunen.kernels.scan_attention.cpu_tables import ScanFrames, ScanTables
 from karhunen.kernels.scan_attention.frames import Frames, require_agreement
+from karhunen.kernels.scan_attention.layers import Layers, require_layers
 from karhunen.kernels.softmax import Partial, merge_partials
 from karhunen.kernels.threads import run_together
 
@@ -56,6 +59,7 @@ def scan_attention(
     softcap: float | None = None,
     mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
     hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
+    layers: Layers | None = None,
     n_threads: int | None = None,
     width: int | None = None,
 ) -> Partial:
@@ -67,7 +71,7 @@ def scan_attention(
     log_sum = torch.empty(work.n_splits, b, h, r)
     scan(
         query, keys, values, frames, work, mean.data_ptr(), log_sum.data_ptr(), first_position=first_position,
-        scale=scale, softcap=softcap, mask=mask, hidden=hidden, width=width,
+        scale=scale, softcap=softcap, mask=mask, hidden=hidden, layers=layers, width=width,
     )  # fmt: skip
     if work.n_splits == 1:
         return Partial(mean[0], log_sum[0])
@@ -108,6 +112,7 @@ def scan(
     softcap: float | None = None,
     mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
     hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
+    layers: Layers | None = None,
     width: int | None = None,
 ) -> None:
     """As `scan_attention`; the partials of all ranges go where `mean` [splits b h r c] and `log_sum` [splits b h r]
@@ -136,11 +141,31 @@ def scan(
             *sides[0].numbers, *sides[1].numbers,
             *((terms.data_ptr(), 4 * terms.stride(0)) if terms is not None else (0, 0)),
             *((named[0].data_ptr(), named[1].data_ptr(), len(named[0]), b == 1) if named else (0, 0, 0, 0)),
-            mean, log_sum,
+            mean, log_sum, *_layers(layers, keys, values, frames, bound, r, work.n_workers),
         ),
         work.n_items,
     )  # fmt: skip
-    del rows, terms, named, sides  # alive up to here: their addresses were read
+    del rows, terms, named, sides, layers  # alive up to here: their addresses were read
+
+
+def _layers(
+    layers: Layers | None, keys: CodedTokens, values: CodedTokens, frames: Frames, bound: "Bound", n_rows: int,
+    n_workers: int,
+) -> tuple[int, ...]:  # fmt: skip
+    """Their number, heat, what a codec and what a cache says of them, and the workers' memory."""
+    if layers is None:
+        return (0,) * 7
+    parts = keys.tables, values.tables, frames
+    asked = (*map(id, parts), len(keys.codes), keys.n_tokens, keys.gain is None, values.gain is None)
+    known: tuple[tuple[int, ...], BoundLayers, Any, Any] | None = layers.prepared.get("call")
+    if known is None or known[2] != asked:
+        require_layers(layers, keys, values)
+        made = BoundLayers.of(layers, frames, bound.kind)
+        numbers = (
+            layers.n, layers.heat.data_ptr(), layers.heat.stride(0), layers.first, made.address, held_address(layers),
+        )  # fmt: skip
+        known = layers.prepared["call"] = numbers, made, asked, parts
+    return *known[0], known[1].memory(min(n_rows, MOST_ROWS), bound.width, n_workers)
 
 
 @lru_cache(maxsize=64)
@@ -297,42 +322,4 @@ def token_splits(n_items: int, n_tokens: int, n_threads: int) -> int:
     return next((splits for splits in candidates if idle(splits) <= 1.1), candidates[-1])
 
 
-@final
-@dataclass(frozen=True)
-class _Angles:
-    """Cosines and sines of the first positions of blocks `low` … `high` − 1, [block][cosines | sines], padded."""
-
-    table: np.ndarray
-    low: int
-    high: int
-    address: int
-    """Of block 0, which may lie outside the table."""
-    row: int
-
-    @classmethod
-    def of(cls, frames: Frames, low: int, high: int) -> "_Angles":
-        n_pairs = -(-len(frames.frequencies) // PAD) * PAD
-        angle = np.arange(low, high)[:, None] * float(frames.block_tokens or 0) * np.array(frames.frequencies)
-        made = np.zeros((len(angle), 2 * n_pairs), np.float32)
-        made[:, : angle.shape[1]] = np.cos(angle)
-        made[:, n_pairs : n_pairs + angle.shape[1]] = np.sin(angle)
-        row = made.strides[0]
-        return cls(made, low, high, made.ctypes.data - low * row, row)
-
-
-def angles_of(frames: Frames, first: int, last: int) -> tuple[int, int]:
-    """Address and row bytes of the angles of blocks, of which `first` … `last` may be read; rows padded on the left
-    begin below 0. Kept for good, since another thread may be reading, and shared by layers that turn alike."""
-    found: _Angles | None = frames.prepared.get("angles")
-    if found is None or first < found.low or last >= found.high:
-        key = (frames.frequencies, frames.block_tokens)
-        made = _angles.setdefault(key, [])
-        if not made or first < made[-1].low or last >= made[-1].high:
-            low = made[-1].low if made else 0
-            made.append(_Angles.of(frames, min(low, first), max(2 * last, 64) + 1))
-        found = frames.prepared["angles"] = made[-1]
-    return found.address, found.row
-
-
 _kept = threading.local()
-_angles: dict[tuple[tuple[float, ...], int | None], list[_Angles]] = {}

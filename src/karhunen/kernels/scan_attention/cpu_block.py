@@ -20,16 +20,23 @@ def load_query(n_rows, p, at, batch, head, first_row):
 
 
 @njit(nogil=True)
+def turned_query(token, p, at, block):
+    """Address of the rows as a block of positions sees them."""
+    if p.block == 0:
+        return at.query
+    pitch = 4 * p.n_order
+    turn(token, at.query, pitch, p.angles + block * p.angles_row, p.n_pairs, at.turned)
+    for row in range(len(token[0])):
+        for i in range(2 * p.n_pairs, p.n_order):
+            set_float(at.turned + row * pitch + 4 * i, float_at(at.query + row * pitch + 4 * i))
+    return at.turned
+
+
+@njit(nogil=True)
 def prepare_block(token, p, at, head, group, block):
     """q′ in whole numbers, steps and bases of the scores, and the mean's term by offset."""
     n_rows, pitch, line = len(token[0]), 4 * p.n_order, 4 * p.matrix_width
-    query = at.query
-    if p.block:
-        query = at.turned
-        turn(token, at.query, pitch, p.angles + block * p.angles_row, p.n_pairs, query)
-        for row in range(n_rows):
-            for i in range(2 * p.n_pairs, p.n_order):
-                set_float(query + row * pitch + 4 * i, float_at(at.query + row * pitch + 4 * i))
+    query = turned_query(token, p, at, block)
     product(token, query, pitch, p.n_order, p.matrix + head * p.matrix_head, p.matrix_width, at.frames, line)
     least = p.key_least + group * p.key_least_head
     whole_numbers(token, at.frames, line, p.key_width, least, at.whole, at.steps, at.bases)

@@ -17,6 +17,14 @@ from karhunen.kernels.scan_attention.cpu_block import (
     score_group,
     set_zero,
 )
+from karhunen.kernels.scan_attention.cpu_layers import (
+    LAYER_SCRATCH_BYTES,
+    add_layers,
+    layer_scratch_at,
+    score_layers,
+    start_layers,
+    weigh_layers,
+)
 from karhunen.kernels.scan_attention.cpu_record import MOST_ROWS, PROBLEM, SCRATCH, SPAN
 from karhunen.kernels.sources import kept_on_disk, sources
 
@@ -144,7 +152,7 @@ def _weigh(shape, p, at, batch, group, n_groups):
 
 
 @njit(nogil=True)
-def _read_item(shape, p, at, batch, head, first_row, split):
+def _read_item(shape, p, at, mine, batch, head, first_row, split):
     """Sums of one item: (batch, head, rows, range of tokens)."""
     n_rows, width = len(shape[0]), 16 * len(shape[1])
     group = 0 if p.joined else head
@@ -168,6 +176,8 @@ def _read_item(shape, p, at, batch, head, first_row, split):
         set_float(at.reference + 4 * row, np.float32(-np.inf))
         set_float(at.total + 4 * row, np.float32(0))
         set_float(at.mass + 4 * row, np.float32(0))
+    if p.n_layers:
+        start_layers(n_rows, p, mine, batch, token)
     set_float(at.scale, np.float32(p.scale))
     set_float(at.softcap, np.float32(p.softcap))
     pitch, block, cursor = 4 * (SPAN + width), NO_BLOCK, 0
@@ -175,11 +185,15 @@ def _read_item(shape, p, at, batch, head, first_row, split):
         n_groups, token, block = _gather(
             shape, p, at, batch, head, group, key_first, n_planes, value_first, token, end, block
         )
+        if p.n_layers:
+            score_layers(shape, p, at, mine, batch, head, group, n_groups)
         if p.softcap > 0:
             for row in range(n_rows):
                 cap(shape, at.scores + row * pitch, n_groups * width, at.softcap)
         cursor = _hide(n_rows, width, p, at, batch, n_groups, cursor)
         _weigh(shape, p, at, batch, group, n_groups)
+        if p.n_layers:
+            weigh_layers(shape, p, at, mine, batch, group)
         for plane in range(n_value_planes):
             first = int_at(columns + 8 * plane)
             n_columns = int_at(columns + 8 * plane + 8) - first
@@ -190,7 +204,7 @@ def _read_item(shape, p, at, batch, head, first_row, split):
 
 
 @njit(nogil=True)
-def _write_item(n_rows, p, at, batch, head, first_row, split):
+def _write_item(n_rows, p, at, mine, batch, head, first_row, split):
     """Means in value coefficients, and logarithms of the softmax's denominators."""
     group = 0 if p.joined else head
     begin = int_at(p.value_first_column + 8 * group)
@@ -214,6 +228,8 @@ def _write_item(n_rows, p, at, batch, head, first_row, split):
             sums = (sums + float_at(p.value_offset + 4 * column) * mass) * float_at(p.value_scale + 4 * column)
             place = out + 4 * int_at(p.value_coefficient + 8 * column)
             set_float(place, float_at(place) + sums / divisor)
+        if p.n_layers:
+            add_layers(p, mine, group, n_rows, row, divisor, out)
 
 
 problem_at, scratch_at = record_at(PROBLEM), record_at(SCRATCH)
@@ -227,6 +243,7 @@ def _work(shape, job):
     p = problem_at(int_at(job))
     worker = claim(job + 24)
     at = scratch_at(int_at(job + 8) + worker * SCRATCH_BYTES)
+    mine = layer_scratch_at(p.layer_memory + worker * LAYER_SCRATCH_BYTES)
     n_rows, n_items = len(shape[0]), int_at(job + 16)
     while True:
         item = claim(job + 32)
@@ -238,8 +255,8 @@ def _work(shape, job):
         batch = item // (p.splits * p.row_chunks * p.heads)
         first_row = chunk * MOST_ROWS
         if min(MOST_ROWS, p.rows - first_row) == n_rows:
-            _read_item(shape, p, at, batch, head, first_row, split)
-            _write_item(n_rows, p, at, batch, head, first_row, split)
+            _read_item(shape, p, at, mine, batch, head, first_row, split)
+            _write_item(n_rows, p, at, mine, batch, head, first_row, split)
 
 
 @cache

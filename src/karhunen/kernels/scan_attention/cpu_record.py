@@ -20,6 +20,7 @@ OF_CALL = (
     "key_codes", "key_batch", "key_plane", "key_gain", "key_gain_batch", "key_gain_head",
     "value_codes", "value_batch", "value_plane", "value_gain", "value_gain_batch", "value_gain_head",
     "mask", "mask_batch", "hidden_rows", "hidden_tokens", "n_hidden", "hidden_sorted", "mean", "log_sum",
+    "n_layers", "heat", "heat_batch", "heat_first", "layers", "held", "layer_memory",
 )  # fmt: skip
 OF_CODEC = (
     "block", "has_mean", "has_common", "n_order", "n_pairs", "matrix_width", "basis_width", "basis_tokens", "key_width",

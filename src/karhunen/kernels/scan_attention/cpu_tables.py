@@ -109,18 +109,8 @@ class ScanFrames:
     @classmethod
     def _laid_out(cls, frames: Frames, tables: ByteTables, width: int) -> "ScanFrames":
         scan = ScanTables.of(tables)
-        n_pairs = padded(len(frames.first), PAD)
-        filling = [-1] * (n_pairs - len(frames.first))
+        order, n_pairs = query_order(frames)
         rest = list(frames.rest)
-        places = [
-            *frames.first,
-            *filling,
-            *frames.second,
-            *filling,
-            *rest,
-            *[-1] * (padded(len(rest), PAD) - len(rest)),
-        ]
-        order = np.array(places, np.int64)
         heads, block = len(frames.matrix), frames.block_tokens
         there = torch.from_numpy(order >= 0)
         source = torch.from_numpy(order[order >= 0])
@@ -153,6 +143,14 @@ class ScanFrames:
             order, n_pairs, matrix.contiguous().numpy(), mean.numpy(), basis, n_tokens, least,
             bool(mean.any()), has_common,
         )  # fmt: skip
+
+
+def query_order(frames: Frames) -> tuple[np.ndarray, int]:
+    """Where each place of a laid-out query comes from, -1: zero; and its pairs, padded."""
+    n_pairs, rest = padded(len(frames.first), PAD), list(frames.rest)
+    filling = [-1] * (n_pairs - len(frames.first))
+    behind = [-1] * (padded(len(rest), PAD) - len(rest))
+    return np.array([*frames.first, *filling, *frames.second, *filling, *rest, *behind], np.int64), n_pairs
 
 
 def _basis(n_tokens: int, frequencies: tuple[float, ...], n_pairs: int, width: int) -> np.ndarray:

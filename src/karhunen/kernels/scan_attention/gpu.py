@@ -16,6 +16,7 @@ from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.entry_quads import entry_quads
 from karhunen.kernels.scan_attention.frames import Frames, require_agreement
 from karhunen.kernels.scan_attention.gpu_frames import plan_queries
+from karhunen.kernels.scan_attention.layers import Layers
 from karhunen.kernels.softmax import Partial
 from karhunen.kernels.split_attention import arguments
 from karhunen.kernels.split_attention.folding import fold_call
@@ -40,6 +41,7 @@ def scan_attention(
     softcap: float | None = None,
     mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
     hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
+    layers: Layers | None = None,
     n_splits: int | None = None,
     launch: Launch | None = None,
     folded: bool = False,
@@ -50,6 +52,8 @@ def scan_attention(
     key tables that the query is folded into, ValueError unless these are sums of two look-ups of 16.
     """
     require_agreement(query, keys, values, frames, mask)
+    if layers is not None:
+        raise ValueError("no GPU kernel reads layers of refinement; hide the tokens that have them and read them apart")
     triton_launch.require_gpu(query, keys.codes, keys.gain, values.codes, values.gain, mask, *(hidden or ()))
     b, h, r, _ = query.shape
     if not b * h * r * keys.n_tokens:

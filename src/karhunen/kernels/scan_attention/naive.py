@@ -6,7 +6,8 @@ from torch import Tensor
 
 from karhunen.kernels.byte_attention import naive as byte_attention
 from karhunen.kernels.byte_attention.inputs import CodedTokens
-from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.scan_attention.frames import Frames, require_agreement
+from karhunen.kernels.scan_attention.layers import Layers, require_layers
 from karhunen.kernels.softmax import Partial
 
 
@@ -21,8 +22,10 @@ def scan_attention(
     softcap: float | None = None,
     mask: Float[Tensor, "b t"] | Bool[Tensor, "b t"] | None = None,
     hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
+    layers: Layers | None = None,
 ) -> Partial:
     """In the dtype of `query`."""
+    require_agreement(query, keys, values, frames, mask)
     b, h, r, _ = query.shape
     block = frames.block_tokens
     t = keys.n_tokens
@@ -44,12 +47,29 @@ def scan_attention(
     if grouped:
         q_frames, bias = (x.reshape(b, 1, h * r, *x.shape[3:]) for x in (q_frames, bias))
         offset_bias = None if offset_bias is None else offset_bias.reshape(b, 1, h * r, n_blocks, -1)
-    found = byte_attention.byte_attention(
-        q_frames, keys, values, key_bias=bias, offset_bias=offset_bias, block_tokens=block,
+    sides = [byte_attention.decoded(side, query.dtype) for side in (keys, values)]
+    if layers is not None:
+        require_layers(layers, keys, values)
+        for side, coefficients in enumerate(sides):
+            _refine(coefficients, layers, side)
+    found = byte_attention.of_coefficients(
+        q_frames, *sides, key_bias=bias, offset_bias=offset_bias, block_tokens=block,
         first_offset=0 if block is None else first_position - first_block * block,
         scale=scale, softcap=softcap, mask=mask,
     )  # fmt: skip
     return Partial(found.mean.reshape(b, h, r, -1), found.log_sum.reshape(b, h, r))
+
+
+def _refine(coefficients: Float[Tensor, "b g t c"], layers: Layers, side: int) -> None:
+    """Add to coefficients what the layers of keys (side 0) or of values (1) say."""
+    first, t = layers.first, coefficients.shape[2]
+    for least, codes, tables in zip(layers.least, layers.codes, layers.tables, strict=True):
+        planes = slice(0, tables[0].n_planes) if side == 0 else slice(tables[0].n_planes, None)
+        for row, held in enumerate(codes):
+            has = layers.heat[row].int() >= least  # a least heat may lie above what a byte holds
+            before, here = int(has[:first].sum()), has[first : first + t].nonzero()[:, 0]
+            mine = CodedTokens(held[None, planes, before : before + len(here)], tables[side])
+            coefficients[row][:, here] += byte_attention.decoded(mine, coefficients.dtype)[0]
 
 
 def rotated(x: Float[Tensor, "*b _ d"], frames: Frames, positions: Int[Tensor, " n"]) -> Float[Tensor, "*b _ d"]:

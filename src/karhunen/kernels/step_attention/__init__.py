@@ -14,6 +14,7 @@ from torch import Tensor
 from karhunen.kernels import paths
 from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.scan_attention.layers import Layers
 from karhunen.kernels.softmax import Partial
 
 __all__ = ["PATHS", "available", "step_attention"]
@@ -39,9 +40,11 @@ def step_attention(
     first_position: int = 0,
     scale: float = 1.0,
     hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
+    layers: Layers | None = None,
 ) -> Partial:
     """Every row attends to the coded tokens, whose values are y `matrix` + `offset` of their coefficients y, and to the
     exact ones of all `pieces`. Otherwise as `scan_attention`; ValueError as there."""
     return paths.require("step_attention", path).step_attention(
-        query, keys, values, frames, pieces, matrix, offset, first_position=first_position, scale=scale, hidden=hidden
-    )
+        query, keys, values, frames, pieces, matrix, offset, first_position=first_position, scale=scale, hidden=hidden,
+        layers=layers,
+    )  # fmt: skip

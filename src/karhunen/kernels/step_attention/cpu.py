@@ -12,6 +12,7 @@ from karhunen.kernels.byte_attention.inputs import CodedTokens
 from karhunen.kernels.exact_attention import cpu as exact
 from karhunen.kernels.scan_attention import cpu as scan
 from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.scan_attention.layers import Layers
 from karhunen.kernels.softmax import Partial
 
 TOLERANCE = scan.TOLERANCE
@@ -31,6 +32,7 @@ def step_attention(
     first_position: int = 0,
     scale: float = 1.0,
     hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
+    layers: Layers | None = None,
     n_threads: int | None = None,
 ) -> Partial:
     """As `naive.step_attention`, in float32. `n_threads`: torch's own number if None."""
@@ -41,7 +43,7 @@ def step_attention(
     parts = exact.Parts(mean, mean + 4 * n_rows * c, work.n_splits, c)
     scan.scan(
         query, keys, values, frames, work, parts.mean, parts.log_sum, first_position=first_position, scale=scale,
-        hidden=hidden,
+        hidden=hidden, layers=layers,
     )  # fmt: skip
     return exact.attend(query, pieces, parts, matrix, offset, scale=scale)
 

@@ -10,6 +10,7 @@ from karhunen.kernels.exact_attention import CodedPart
 from karhunen.kernels.exact_attention import naive as exact
 from karhunen.kernels.scan_attention import naive as scan
 from karhunen.kernels.scan_attention.frames import Frames
+from karhunen.kernels.scan_attention.layers import Layers
 from karhunen.kernels.softmax import Partial
 
 
@@ -25,7 +26,10 @@ def step_attention(
     first_position: int = 0,
     scale: float = 1.0,
     hidden: tuple[Int[Tensor, " n"], Int[Tensor, " n"]] | None = None,
+    layers: Layers | None = None,
 ) -> Partial:
     """In the dtype of `query`."""
-    coded = scan.scan_attention(query, keys, values, frames, first_position=first_position, scale=scale, hidden=hidden)
+    coded = scan.scan_attention(
+        query, keys, values, frames, first_position=first_position, scale=scale, hidden=hidden, layers=layers
+    )
     return exact.exact_attention(query, pieces, CodedPart(coded, matrix, offset), scale=scale)

@@ -29,7 +29,7 @@ from karhunen.evaluation.results.rates import Rated
 from karhunen.evaluation.results.result import read_result
 from karhunen.evaluation.results.rows import row_of
 from karhunen.evaluation.runner import Plan, evaluate, gathered
-from karhunen.evaluation.speed.measured.step_speed import measure
+from karhunen.evaluation.speed.step_speed import measure
 from karhunen.evaluation.tasks.texts import Texts
 from karhunen.fitting import fit
 from karhunen.hf.embedded import load

@@ -6,10 +6,9 @@ from tests.hf.test_cache import fitted, model_of, tokens
 
 from karhunen.attention import fused
 from karhunen.attention.reader import reader_of
-from karhunen.evaluation.speed.measured import kernel_speed, step_speed
-from karhunen.evaluation.speed.measured.kernel_speed import Shape, made_up_codec, made_up_layer, output_error
-from karhunen.evaluation.speed.measured.measured import Timings
-from karhunen.evaluation.speed.measured.speed_plot import speed_figure
+from karhunen.evaluation.speed.kernel_speed import Shape, made_up_codec, made_up_layer, output_error
+from karhunen.evaluation.speed.measured import Timings, kernel_speed, step_speed
+from karhunen.evaluation.speed.speed_plot import speed_figure
 
 
 def test_a_speed_up_is_the_median_ratio_within_a_round() -> None:

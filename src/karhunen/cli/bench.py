@@ -48,7 +48,7 @@ def run(wanted: Wanted, output: Path | None, as_json: bool) -> None:
 
     from karhunen.device import HOST, named
     from karhunen.evaluation.results.provenance import provenance
-    from karhunen.evaluation.speed.measured.measured import copy_bandwidth
+    from karhunen.evaluation.speed.measured import copy_bandwidth
     from karhunen.kernels.paths import fastest
 
     device = torch.device(_one_device(wanted))
@@ -95,7 +95,7 @@ def _one_device(wanted: Wanted) -> str:
 
 
 def _layers(screen: Screen, wanted: Wanted, device: Any) -> list[dict[str, Any]]:
-    from karhunen.evaluation.speed.measured.kernel_speed import Shape, measure
+    from karhunen.evaluation.speed.kernel_speed import Shape, measure
     from karhunen.quantizers.byte_vq import TableKind
 
     shapes = [Shape.parse(text) for text in wanted.shapes or SHAPES]
@@ -112,7 +112,7 @@ def _layers(screen: Screen, wanted: Wanted, device: Any) -> list[dict[str, Any]]
 def _steps(screen: Screen, wanted: Wanted, codec_folder: Path) -> list[dict[str, Any]]:
     from karhunen.calibration.texts import evaluation_text
     from karhunen.codec import Codec
-    from karhunen.evaluation.speed.measured.step_speed import measure
+    from karhunen.evaluation.speed.step_speed import measure
 
     codec = Codec.from_pretrained(codec_folder)
     where = placed(screen, wanted.model, "float32", (_one_device(wanted),))
@@ -194,7 +194,7 @@ def _check_target(output: Path) -> None:
 def _write(document: dict[str, Any], output: Path) -> None:
     import json
 
-    from karhunen.evaluation.speed.measured.speed_plot import speed_figure
+    from karhunen.evaluation.speed.speed_plot import speed_figure
 
     output.mkdir(parents=True, exist_ok=True)
     (output / "speed.json").write_text(json.dumps(rounded(document), indent=1) + "\n", encoding="utf-8")

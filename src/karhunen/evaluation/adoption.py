@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from karhunen.codec import Codec
-from karhunen.evaluation.speed.measured.step_speed import measure
+from karhunen.evaluation.speed.step_speed import measure
 from karhunen.evaluation.verify import Part, Size, verify
 from karhunen.hf.cache import CompressedCache
 from karhunen.hf.probe import cache_argument, inference, input_device

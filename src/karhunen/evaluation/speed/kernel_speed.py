@@ -16,7 +16,7 @@ from karhunen.attention import fused
 from karhunen.attention.reader import reader_of
 from karhunen.codec import LayerCodec, Packed, SideCodec
 from karhunen.device import HOST, computes_float64, moved
-from karhunen.evaluation.speed.measured.measured import Timings
+from karhunen.evaluation.speed.measured import Timings
 from karhunen.frames.rope_frame import RopeFrame
 from karhunen.packing.bit_fields import BitFields
 from karhunen.quantizers.byte_quantizer import ByteQuantizer

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from karhunen.codec import Codec
 from karhunen.device import wait_for
 from karhunen.evaluation.scores.score import Document, run_dense, score
-from karhunen.evaluation.speed.measured.measured import Timings
+from karhunen.evaluation.speed.measured import Timings
 from karhunen.hf.cache import CompressedCache, dense_cache, static_cache
 from karhunen.hf.probe import cache_argument, input_device
 

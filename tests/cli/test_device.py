@@ -15,7 +15,7 @@ from tests.cli.test_usage import assert_refused
 from tests.closeness import assert_near
 from tests.fake_device import FakeDevice, fake_device
 
-from karhunen.evaluation.speed.measured import measured as speed
+from karhunen.evaluation.speed import measured as speed
 from karhunen.hf.embedded import load
 from karhunen.kernels.paths import forced
 

@@ -189,10 +189,11 @@ def test_a_model_may_be_loaded_with_it(tmp_path: Any) -> None:
 # what bytes cannot serve
 
 
-def test_latent_attention_is_decoded_and_says_why() -> None:
-    decoded, ours = (_one_step(model, codec("mla")) for model in models("mla"))
+@pytest.mark.parametrize(("name", "why"), [("karhunen", "latent attention"), ("int8", "computes with its cached keys")])
+def test_latent_attention_is_decoded_and_says_why(name: str, why: str) -> None:
+    decoded, ours = (_one_step(model, codec("mla", name)) for model in models("mla"))
     assert_near(ours[0], decoded[0], READ)
-    assert all("computes with its cached keys" in row.how_read for row in ours[1].report().layers if row.n_coded)
+    assert all(why in row.how_read for row in ours[1].report().layers if row.n_coded)
     assert ours[1].report().transient_bytes > 0
 
 

@@ -64,7 +64,9 @@ class Absorbed:
         """ValueError where the values are in a frame that turns, whose weighted sum is no vector of a head."""
         turns = codec.value.frame.needs_rotary or codec.value.mean is not None
         if codec.value.rotary is not None and turns:
-            raise ValueError("values of a frame that turns cannot be summed in their coefficients; decode them")
+            raise ValueError(
+                "values of a frame that turns (latent attention) cannot be summed in their coefficients; decode them"
+            )
         maps = [
             InverseMap.of(side, side.n_heads * dim if side.frame.joined else dim).to(dtype)
             for side, dim in ((codec.key, key_dim), (codec.value, value_dim))

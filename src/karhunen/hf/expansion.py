@@ -18,6 +18,7 @@ from karhunen.hf.capture import Attention, can_be_routed
 from karhunen.hf.probe import forward, inference, probe_tokens, text_config
 from karhunen.hf.queries import showing
 from karhunen.hf.rotary import is_recurrent
+from karhunen.hf.suits import unseen_layers
 
 _EXPANDED: "WeakKeyDictionary[nn.Module, frozenset[int]]" = WeakKeyDictionary()
 
@@ -37,13 +38,13 @@ class PassingCache(DynamicCache):
         self.handed_on[layer_idx] = _differentiable(key_states), _differentiable(value_states)
         return self.handed_on[layer_idx]
 
-    def read_by(self, layer: int, key: Tensor, value: Tensor) -> "Expansion | None":
-        """What lies between the cache and attention to `key` and `value`; None where these are what was cached. It is
-        asked for once for each update."""
-        cached = self.handed_on.pop(layer, None)
-        if cached is None or (cached[0] is key and cached[1] is value):
-            return None
-        return Expansion(cached, (key, value))
+    def read_by(self, layer: int, key: Tensor, value: Tensor) -> "tuple[tuple[Tensor, Tensor], Expansion | None]":
+        """What was cached where attention reads `key` and `value`, and what lies between; None if nothing does. Asked
+        for once for each update."""
+        cached = self.handed_on.pop(layer, (key, value))
+        if cached[0] is key and cached[1] is value:
+            return cached, None
+        return cached, Expansion(cached, (key, value))
 
 
 def _differentiable(x: Tensor) -> Tensor:
@@ -55,7 +56,6 @@ class Expansion:
     """The way from what was cached to what attention reads. Of the vectors themselves it keeps none."""
 
     def __init__(self, cached: tuple[Tensor, Tensor], read: tuple[Tensor, Tensor]) -> None:
-        self.cached = cached[0].detach(), cached[1].detach()
         self._begins = tuple(map(get_gradient_edge, cached))
         self._ends = tuple(get_gradient_edge(x) for x in read if x.requires_grad)
         self._depends = tuple(x.requires_grad for x in read)
@@ -72,9 +72,12 @@ class Expansion:
 
 def expanded_layers(model: nn.Module) -> frozenset[int]:
     """Layers whose attention reads what is made of all that they cache, by steps that can be differentiated. Runs one
-    forward of ten tokens."""
+    or two forwards of ten tokens."""
+    unseen = unseen_layers(model)
+    if not unseen or torch.is_inference_mode_enabled() or any(p.is_inference() for p in model.parameters()):
+        return frozenset()  # nothing is made of the cache, or nothing can be differentiated now
     if model not in _EXPANDED:
-        _EXPANDED[model] = _expanded_layers(model)
+        _EXPANDED[model] = _expanded_layers(model).intersection(unseen)
     return _EXPANDED[model]
 
 
@@ -85,10 +88,9 @@ def _expanded_layers(model: nn.Module) -> frozenset[int]:
 
     def attend(attention: Attention, key: Tensor, value: Tensor, plain: Callable[[], Any]) -> Any:
         layer = int(getattr(attention.module, "layer_idx", -1))
-        expansion = cache.read_by(layer, key, value)
+        _, expansion = cache.read_by(layer, key, value)
         if expansion is not None:
-            with torch.enable_grad():
-                gradients = expansion.back(torch.ones_like(key), torch.ones_like(value))
+            gradients = expansion.back(torch.ones_like(key), torch.ones_like(value))
             found.update([layer] if all(g is not None for g in gradients) else [])
         return plain()
 

@@ -110,15 +110,16 @@ class _Reads:
         index = int(getattr(attention.module, "layer_idx", -1))
         layer = self._owner(key, index)
         self.n_left[layer] += self.counting
-        expansion = None if self.cache is None else self.cache.read_by(index, key, value)
-        cached = (key.detach(), value.detach()) if expansion is None else expansion.cached
+        cached, expansion = (key, value), None
+        if self.cache is not None:
+            cached, expansion = self.cache.read_by(index, key, value)
         reach = _Reach(
             layer, attention.scale, attention.mask, attention.window_tokens, attention.softcap, attention.sinks, self,
             None if expansion is None else expansion.back,
         )  # fmt: skip
         # what depends on nothing that is differentiated would have no backward pass
         anchor = torch.zeros((), device=key.device, requires_grad=True)
-        return _FarReads.apply(attention.query, key, value, *cached, anchor, reach, plain), None
+        return _FarReads.apply(attention.query, key, value, *(x.detach() for x in cached), anchor, reach, plain), None
 
     def _owner(self, key: Tensor, reader: int) -> int:
         """The layer that attended to `key` first, which made it. The key is not kept alive."""

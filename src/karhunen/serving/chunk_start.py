@@ -58,5 +58,7 @@ def chunk_start(codec: Codec, layers: Mapping[int, Vectors], first_head: int, ma
 
 def _turning(layer: LayerCodec) -> Slot | None:
     """The slot that turns and whose mean is known."""
-    found = (slot for slot in SLOTS if layer.side(slot).mean is not None and layer.side(slot).rotary is not None)
-    return next(found, None)
+    for slot in SLOTS:
+        if layer.side(slot).mean is not None and layer.side(slot).rotary is not None:
+            return slot
+    return None

@@ -63,8 +63,8 @@ def _check_turn(turn: Rotary | None, shape: LayerShape, slot: Slot) -> None:
 
 def _check_size(need: Need, statistic: Statistic, shape: LayerShape) -> None:
     """Of hidden states any size will do, but one."""
-    kind = {"samples": Samples, "projection": Projection}.get(need.kind, Moments)
-    if not isinstance(statistic, kind):
+    kind: type = {"samples": Samples, "projection": Projection}.get(need.kind, Moments)
+    if type(statistic) is not kind:
         raise ValueError(f"its {need} are kept as {type(statistic).__name__}, not as {kind.__name__}")
     if isinstance(statistic, Projection):
         held, fits = tuple(statistic.weight.shape), statistic.bias.shape == statistic.weight.shape[1:]

@@ -152,8 +152,8 @@ class MixedCache(DynamicCache):
         low.check_model(identity_of(model))
         layers: list[Any] = list(dense_cache(model).layers)
         for index in low.windowed:
-            stores = (LayerStore(c.layers.get(index), c.window, keep_decoded=True) for c in (low, high))
-            layers[index] = MixedLayer(*stores, share)
+            narrow, wide = (LayerStore(c.layers.get(index), c.window, keep_decoded=True) for c in (low, high))
+            layers[index] = MixedLayer(narrow, wide, share)
         super().__init__()
         self.layers = layers
         self._shown: ExitStack = show_queries(model, weakref.ref(self))

@@ -170,6 +170,10 @@ class _Run:
             tokenizer, self.split, **sizes, prefill_tokens=self.n_prompt, scored_tokens=self.n_scored
         )
         self.documents = found
+        if "topic" in kinds and len({document.name.split()[0] for document in found}) < 2:
+            raise SystemExit(
+                f"--measure topic changes between kinds of text; --documents {list(counts)} is one; ask for two"
+            )
         every = {
             "kl": self.kl, "needle": self.needle, "topic": self.topic, "turns": self.turns, "shrink": self.shrink,
             "step": self.step,

@@ -1,5 +1,8 @@
 """Tokens of different classes in one store: what is read, what is counted, what is given back."""
 
+from copy import deepcopy
+from threading import local
+
 import pytest
 import torch
 from tests.closeness import SUM, assert_near
@@ -108,6 +111,26 @@ def test_every_byte_is_counted(vectors: tuple[Tensor, Tensor]) -> None:
     assert int(refinements(store).bytes_by_line()[0]) == want - 2 * 80 * n_base
 
 
+def test_steps_between_which_nothing_changes_share_what_a_reader_made(vectors: tuple[Tensor, Tensor]) -> None:
+    """A copy makes its own, since a reader may keep what cannot be copied."""
+    store = filled(*vectors, [N])
+    held = refinements(store).held()
+    assert held is not None
+    held.prepared["reader"] = local()
+    assert refinements(store).held() is held
+    twin = deepcopy(refinements(store)).held()
+    assert twin is not None
+    assert not twin.prepared
+    assert torch.equal(twin.heat, held.heat)
+    store.raise_line(4)
+    later = refinements(store).held()
+    assert later is not None
+    assert later is not held
+    assert (later.line, held.line) == (4, 0)
+    store.crop(50)
+    assert refinements(store).held() is not later
+
+
 def test_rows_are_reordered_and_repeated_with_their_classes(vectors: tuple[Tensor, Tensor]) -> None:
     store = filled(*vectors, [N])
     before, was = store.read(), classes(store)
@@ -163,9 +186,19 @@ def test_without_queries_nothing_is_coded(vectors: tuple[Tensor, Tensor]) -> Non
         store.append(*vectors)
 
 
-def test_refinements_are_not_written_down(vectors: tuple[Tensor, Tensor]) -> None:
-    with pytest.raises(ValueError, match="not written"):
-        filled(*vectors, [N]).state()
+def test_a_store_comes_back_from_its_state_and_goes_on_alike(vectors: tuple[Tensor, Tensor]) -> None:
+    first = filled(vectors[0][:, :, :80], vectors[1][:, :, :80], [60, 20])
+    first.raise_line(3)
+    twin = LayerStore.restored(first.state(), first.codec, first.window, SMALL)
+    empty = LayerStore(codec().layers[0], codec().window)
+    assert LayerStore.restored(empty.state(), empty.codec, empty.window, SMALL).n_tokens == 0
+    for store in (first, twin):
+        rest = slice(80, N)
+        queries = Queries(asked(2, N)[:, :, rest], SCALE)
+        store.append(vectors[0][:, :, rest], vectors[1][:, :, rest], queries=queries)
+    assert first.account() == twin.account()
+    assert torch.equal(classes(first), classes(twin))
+    assert all(torch.equal(x, y) for x, y in zip(first.read(), twin.read(), strict=True))
 
 
 def test_padding_gets_no_layers(vectors: tuple[Tensor, Tensor]) -> None:

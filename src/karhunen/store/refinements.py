@@ -104,6 +104,10 @@ class Refinements:
         self._n_key_planes = (0,) * rule.n_layers
         self._held: Refined | None = None  # of the last reading; steps between which nothing changes share it
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy makes what readers have made of it anew."""
+        return {**self.__dict__, "_held": None}
+
     @classmethod
     def restored(cls, rule: Refining, state: RefinedState, codec: LayerCodec) -> "Refinements":
         """Those whose state this is; it was checked."""

@@ -54,10 +54,10 @@ class Harness(Task):
         splits = local_splits(Path(self.data), self.tasks)
         folder = TemporaryDirectory(prefix="karhunen-lm-eval-")
         write_task_files(splits, known, Path(folder.name))
-        local = TaskManager(include_path=[*filter(None, [self.include_path]), folder.name])
+        local = TaskManager(include_path=folder.name, include_defaults=False)
         for task in self.tasks:
             try:
-                check_splits(local.load([task])["tasks"][task], splits[task])
+                check_splits(local.load([task])["tasks"][task], splits[task], self.n_fewshot)
             except KeyError as error:
                 raise ValueError(
                     f"lm-eval's {task} asks for {error}, which {Path(self.data) / task} has not"

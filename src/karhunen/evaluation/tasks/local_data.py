@@ -45,11 +45,11 @@ def write_task_files(splits: dict[str, dict[str, Path]], known: Any, folder: Pat
         )
 
 
-def check_splits(task: Any, files: dict[str, Path]) -> None:
-    """ValueError unless every split that lm-eval's task reads has a file."""
+def check_splits(task: Any, files: dict[str, Path], n_fewshot: int | None) -> None:
+    """ValueError unless every split that the task reads has a file; `n_fewshot` None: as many as the task says."""
     config = task.config
     wanted = [config.test_split or config.validation_split]
-    if config.num_fewshot:
+    if config.num_fewshot if n_fewshot is None else n_fewshot:
         wanted.append(config.fewshot_split or config.training_split)
     if missing := [split for split in wanted if split and split not in files]:
         raise ValueError(

@@ -52,10 +52,13 @@ def check_splits(task: Any, files: dict[str, Path], n_fewshot: int | None) -> No
     if config.num_fewshot if n_fewshot is None else n_fewshot:
         wanted.append(config.fewshot_split or config.training_split)
     if missing := [split for split in wanted if split and split not in files]:
-        raise ValueError(
-            f"lm-eval's {config.task} reads the split(s) {', '.join(missing)}, but {next(iter(files.values())).parent} "
-            f"holds {', '.join(files)}; add {missing[0]}.jsonl"
-        )
+        raise without(config.task, missing[0], files)
+
+
+def without(task: str, split: str, files: dict[str, Path]) -> ValueError:
+    """What to say of a split that no file holds."""
+    folder = next(iter(files.values())).parent
+    return ValueError(f"lm-eval's {task} reads the split {split}, {folder} holds {', '.join(files)}; add {split}.jsonl")
 
 
 def _splits(folder: Path, task: str) -> dict[str, Path]:

@@ -62,9 +62,10 @@ def without(task: str, split: str, files: dict[str, Path]) -> ValueError:
 
 
 def _splits(folder: Path, task: str) -> dict[str, Path]:
-    files = {file.stem: file for file in sorted(folder.glob("*")) if file.suffix in READERS}
+    found = [file for file in sorted(folder.glob("*")) if file.suffix in READERS]
+    files = {file.stem: file for file in found}
     if not files:
         raise ValueError(f"--data has no files for {task}: {folder}/SPLIT.jsonl, such as {folder / 'test.jsonl'}")
-    if len({READERS[file.suffix] for file in files.values()}) > 1:
+    if len({file.suffix for file in found}) > 1:
         raise ValueError(f"the splits in {folder} are files of several kinds; use one of {', '.join(READERS)}")
     return files

@@ -7,16 +7,18 @@ missing.
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any, final
+from weakref import finalize
 
 from torch import nn
 
 from karhunen.codec import Codec
 from karhunen.evaluation.tasks.base import Prepared, Task
-from karhunen.evaluation.tasks.local_data import check_splits, data_hash, local_splits, write_task_files
+from karhunen.evaluation.tasks.local_data import check_splits, data_hash, local_splits, without, write_task_files
 from karhunen.evaluation.tasks.questions import CONCLUSIVE
 
 NO_METRICS = ("alias", "name", "sample_len", "sample_count")
@@ -46,23 +48,37 @@ class Harness(Task):
         """Nothing is loaded yet; ValueError for a task that lm-eval does not know."""
         from lm_eval.tasks import TaskManager
 
-        known = TaskManager(include_path=self.include_path or None)
+        known = TaskManager(include_path=self.include_path) if self.include_path else _own_tasks()
         if missing := sorted(set(self.tasks) - set(known.all_tasks)):
             raise ValueError(f"lm-eval knows no task {missing}; `lm_eval ls tasks` lists what there is")
         if not self.data:
             return PreparedHarness(self, model, tokenizer, seed, limit, known)
+        folder = mkdtemp(prefix="karhunen-lm-eval-")
+        try:
+            local = self._local(known, Path(folder))
+        except ValueError:
+            rmtree(folder)
+            raise
+        prepared = PreparedHarness(self, model, tokenizer, seed, limit, local)
+        finalize(prepared, rmtree, folder)  # lm-eval reads the task files at every run
+        return prepared
+
+    def _local(self, known: Any, folder: Path) -> Any:
+        from lm_eval.tasks import TaskManager
+
+        if not hasattr(TaskManager, "load"):
+            raise ValueError("--data needs the TaskManager of lm-eval 0.4.13; pip install -U lm-eval")
         splits = local_splits(Path(self.data), self.tasks)
-        folder = TemporaryDirectory(prefix="karhunen-lm-eval-")
-        write_task_files(splits, known, Path(folder.name))
-        local = TaskManager(include_path=[*filter(None, [self.include_path]), folder.name])
+        write_task_files(splits, known, folder)
+        local = TaskManager(include_path=folder, include_defaults=False)
         for task in self.tasks:
             try:
-                check_splits(local.load([task])["tasks"][task], splits[task])
+                check_splits(local.load([task])["tasks"][task], splits[task], self.n_fewshot)
             except KeyError as error:
-                raise ValueError(
-                    f"lm-eval's {task} asks for {error}, which {Path(self.data) / task} has not"
-                ) from error
-        return PreparedHarness(self, model, tokenizer, seed, limit, local, folder)
+                raise without(task, str(error.args[0]), splits[task]) from error
+            except ImportError as error:
+                raise ValueError(f"lm-eval's {task} cannot be loaded: {error}") from error
+        return local
 
 
 @final
@@ -70,14 +86,7 @@ class PreparedHarness(Prepared):
     """lm-eval with a model; its own `hf` model is run once, for the dense scores."""
 
     def __init__(
-        self,
-        task: Harness,
-        model: nn.Module,
-        tokenizer: Any,
-        seed: int,
-        limit: int | None,
-        known: Any,
-        folder: TemporaryDirectory[str] | None = None,
+        self, task: Harness, model: nn.Module, tokenizer: Any, seed: int, limit: int | None, known: Any
     ) -> None:
         self.task = task
         self.model = model
@@ -85,7 +94,6 @@ class PreparedHarness(Prepared):
         self.seed = seed
         self.limit = limit
         self.known = known
-        self.folder = folder  # of task files, which lm-eval reads at every run; it goes with this value
 
     @property
     def inputs(self) -> str:
@@ -140,6 +148,14 @@ class PreparedHarness(Prepared):
             for name, row in found["results"].items()
         }
         return scores, dict(found.get("versions", {}))
+
+
+@cache
+def _own_tasks() -> Any:
+    """lm-eval's index of its thousands of task files, read once: it takes seconds."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
 
 
 def _mean_of_first(scores: dict[str, dict[str, float]]) -> float:

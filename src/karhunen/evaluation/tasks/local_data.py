@@ -45,23 +45,27 @@ def write_task_files(splits: dict[str, dict[str, Path]], known: Any, folder: Pat
         )
 
 
-def check_splits(task: Any, files: dict[str, Path]) -> None:
-    """ValueError unless every split that lm-eval's task reads has a file."""
+def check_splits(task: Any, files: dict[str, Path], n_fewshot: int | None) -> None:
+    """ValueError unless every split that the task reads has a file; `n_fewshot` None: as many as the task says."""
     config = task.config
     wanted = [config.test_split or config.validation_split]
-    if config.num_fewshot:
+    if config.num_fewshot if n_fewshot is None else n_fewshot:
         wanted.append(config.fewshot_split or config.training_split)
     if missing := [split for split in wanted if split and split not in files]:
-        raise ValueError(
-            f"lm-eval's {config.task} reads the split(s) {', '.join(missing)}, but {next(iter(files.values())).parent} "
-            f"holds {', '.join(files)}; add {missing[0]}.jsonl"
-        )
+        raise without(config.task, missing[0], files)
+
+
+def without(task: str, split: str, files: dict[str, Path]) -> ValueError:
+    """What to say of a split that no file holds."""
+    folder = next(iter(files.values())).parent
+    return ValueError(f"lm-eval's {task} reads the split {split}, {folder} holds {', '.join(files)}; add {split}.jsonl")
 
 
 def _splits(folder: Path, task: str) -> dict[str, Path]:
-    files = {file.stem: file for file in sorted(folder.glob("*")) if file.suffix in READERS}
+    found = [file for file in sorted(folder.glob("*")) if file.suffix in READERS]
+    files = {file.stem: file for file in found}
     if not files:
         raise ValueError(f"--data has no files for {task}: {folder}/SPLIT.jsonl, such as {folder / 'test.jsonl'}")
-    if len({READERS[file.suffix] for file in files.values()}) > 1:
+    if len({file.suffix for file in found}) > 1:
         raise ValueError(f"the splits in {folder} are files of several kinds; use one of {', '.join(READERS)}")
     return files

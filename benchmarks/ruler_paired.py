@@ -38,7 +38,7 @@ WINDOW = (4, 128)
 
 def main() -> None:
     """Ask, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=ASKED)
     parser.add_argument("--tokens", nargs="+", type=int, default=LENGTHS)

@@ -147,23 +147,24 @@ def rows(folder: Path, **splits: list[dict[str, Any]]) -> None:
         (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, found)))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_gsm8k_and_mmlu_run_on_files_of_the_disk(
-    loaded: tuple[Any, Any], statistics: Statistics, tmp_path: Path
+@pytest.mark.parametrize(
+    "name", [pytest.param("mmlu_anatomy", marks=pytest.mark.slow), pytest.param("gsm8k", marks=pytest.mark.long)]
+)
+def test_lm_evals_own_tasks_run_on_files_of_the_disk(
+    name: str, loaded: tuple[Any, Any], statistics: Statistics, tmp_path: Path
 ) -> None:
     from karhunen.evaluation.tasks.harness import Harness
 
-    names = ("gsm8k", "mmlu_anatomy")
     rows(tmp_path / "gsm8k", train=ARITHMETIC, test=ARITHMETIC[:2])
     rows(tmp_path / "mmlu_anatomy", dev=ANATOMY[:5], test=ANATOMY)
-    task = Harness(names, data=str(tmp_path), n_fewshot=0)
+    task = Harness((name,), data=str(tmp_path), n_fewshot=0)
     prepared = task.prepare(*loaded, seed=0, limit=1)
     body = prepared.measure(codec_of("full", statistics))
-    assert set(body["lm_eval"]["coded"]) == set(names)
+    assert set(body["lm_eval"]["coded"]) == {name}
     assert body["lm_eval"]["coded"] == body["lm_eval"]["dense"]
     before = prepared.inputs
-    (tmp_path / "mmlu_anatomy" / "test.jsonl").write_text(json.dumps(ANATOMY[0]))
+    (tmp_path / name / "test.jsonl").write_text(json.dumps({"gsm8k": ARITHMETIC, "mmlu_anatomy": ANATOMY}[name][0]))
     assert prepared.inputs != before
 
 

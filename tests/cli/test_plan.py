@@ -174,3 +174,23 @@ def test_a_plan_that_is_not_the_models_fails_the_check(codec_folder: Path) -> No
 @pytest.mark.parametrize("share", ["nan", "inf", "0", "-1"])
 def test_a_step_that_may_take_anything_is_refused(karhunen: Command, share: str) -> None:
     assert_refused(karhunen("plan", "llama-3.1-8b", "--max-step", share), "above 0")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"num_key_value_heads": "two"}, "num_key_value_heads"),
+        ({"num_key_value_heads": -2}, "negative"),
+        ({"num_hidden_layers": 1.5}, "num_hidden_layers"),
+        ({"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}}, "nonsense"),
+        ({"num_attention_heads": 0}, "make no model"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "4 query heads on 3 KV heads"),
+    ],
+    ids=["a word", "negative", "a fraction", "an unknown rotation", "nothing", "heads that do not divide"],
+)
+def test_settings_that_make_no_model_are_one_line(
+    karhunen: Command, model_folder: Path, tmp_path: Path, wrong: dict[str, object], said: str
+) -> None:
+    own = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**own, **wrong}), encoding="utf-8")
+    assert_refused(karhunen("plan", tmp_path), said)

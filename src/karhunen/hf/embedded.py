@@ -223,3 +223,24 @@ def explaining_load(path: str) -> Iterator[None]:
         raise ModelUnavailable(
             f"cannot load {path!r}: {first} (a folder, a model hub's id, or one of {sorted(MODELS)} would do)"
         ) from error
+
+
+NONSENSE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError)
+"""What transformers' classes raise when they are made of settings that mean nothing."""
+
+
+@contextmanager
+def explaining_settings(path: str) -> Iterator[None]:
+    """The same while a model is made of a configuration alone, in which any setting may be nonsense."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        with explaining_load(path):
+            yield
+    except ModelUnavailable:
+        raise
+    except (*NONSENSE, StrictDataclassError) as error:
+        why = " ".join(str(error).split())
+        raise ModelUnavailable(
+            f"the settings of {path!r} make no model ({type(error).__name__}: {why}); correct its config.json"
+        ) from error

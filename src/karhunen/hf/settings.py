@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from karhunen.hf.describe import layer_types
-from karhunen.hf.embedded import explaining_load, resolved
+from karhunen.hf.embedded import explaining_settings, resolved
 from karhunen.hf.gguf import silent_transformers
 from karhunen.hf.model_sources import Reporter
 
@@ -26,7 +26,7 @@ def settings_of(name_or_path: str | Path, progress: Reporter | None = None) -> t
 
     given = Path(name_or_path).expanduser()
     path, local = (str(given), True) if given.is_file() else resolved(name_or_path, progress)
-    with silent_transformers(), explaining_load(path):
+    with silent_transformers(), explaining_settings(path):
         config: Any = transformers.AutoConfig.from_pretrained(path, local_files_only=local)
         with torch.device("meta"):
             model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from karhunen.hf.embedded import explaining_load, resolved
+from karhunen.hf.embedded import explaining_settings, resolved
 from karhunen.hf.gguf import silent_transformers
 from karhunen.hf.model_sources import Reporter
 
@@ -20,7 +20,7 @@ def skeleton(name_or_path: str | Path, dtype: torch.dtype, progress: Reporter | 
     import transformers
 
     path, local = resolved(name_or_path, progress)
-    with silent_transformers(), explaining_load(path):
+    with silent_transformers(), explaining_settings(path):
         config = transformers.AutoConfig.from_pretrained(path, local_files_only=local)
         with torch.device("meta"):
             return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
@@ -31,7 +31,7 @@ def skeleton_of(settings: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
     import transformers
 
     kind = str(settings["model_type"])
-    with silent_transformers(), explaining_load(kind):
+    with silent_transformers(), explaining_settings(kind):
         rest = {name: value for name, value in settings.items() if name != "model_type"}
         config = transformers.AutoConfig.for_model(kind, **{"pad_token_id": 0, **rest})
         with torch.device("meta"):

@@ -104,6 +104,10 @@ def _layer(layer_type: str, own: Mapping[str, Any], index: int, name: str) -> Ca
     if layer_type == "full_attention" and (rank := _first(own, "kv_lora_rank")):
         return CacheLayer("latent", 1, n_query, rank, _first(own, "qk_rope_head_dim"), note="one latent for all heads")
     n_kv = _each(own, index, "num_key_value_heads", "num_kv_heads") or (1 if own.get("multi_query") else n_query)
+    if n_query % n_kv:
+        raise ValueError(
+            f"{name} has {n_query} query heads on {n_kv} KV heads in layer {index}; each KV head serves as many"
+        )
     width = _each(own, index, "head_dim") or hidden // n_query
     if layer_type == "full_attention":  # Gemma 4 has other heads there
         width = _first(own, "global_head_dim") or width

@@ -150,7 +150,7 @@ def recipe_rows() -> list[RecipeRow]:
 def measured_bits() -> dict[str, Any]:
     """Of every recipe at its default options, on synthetic vectors: `bits`, and `what`, `n_tokens` and `provenance` of
     the measurement (benchmarks/recipe_bits.py)."""
-    return json.loads(files("karhunen.evaluation").joinpath("recipe_bits.json").read_text(encoding="utf-8"))
+    return json.loads(files("karhunen.evaluation.results").joinpath("recipe_bits.json").read_text(encoding="utf-8"))
 
 
 def anatomy(codec: Codec) -> Anatomy:

@@ -53,7 +53,7 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[2]  # the package: whatever of it was altered counts
     head = _git(folder, "rev-parse", "--short=10", "HEAD")
     if not head:
         return ""

@@ -330,3 +330,13 @@ def test_a_word_that_an_option_knows_is_that_word() -> None:
     """`none` is None elsewhere."""
     assert make("q4_0:rotation=none") == make("q4_0", rotation="none")
     assert make("karhunen:bits=2,token_bytes=none") == make("karhunen", bits=2, token_bytes=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("exllamav3:key_bits=9", "2 to 8 bits"), ("exllamav3:value_bits=1", "2 to 8 bits"),
+     ("karhunen:progressive=true,layers=0", "1 layer of refinement or more")],
+)  # fmt: skip
+def test_rates_that_a_format_does_not_have_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make(text)

@@ -6,8 +6,9 @@ from tests.hf.test_cache import fitted, model_of, tokens
 
 from karhunen.attention import fused
 from karhunen.attention.reader import reader_of
+from karhunen.evaluation.speed import kernel_speed, step_speed
 from karhunen.evaluation.speed.kernel_speed import Shape, made_up_codec, made_up_layer, output_error
-from karhunen.evaluation.speed.measured import Timings, kernel_speed, step_speed
+from karhunen.evaluation.speed.measured import Timings
 from karhunen.evaluation.speed.speed_plot import speed_figure
 
 

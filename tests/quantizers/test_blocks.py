@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.closeness import assert_near
 from tests.quantizers.test_quantizers import normal, rates, through
 from torch import Tensor
 
@@ -134,7 +135,7 @@ def test_midpoints_are_exllamav3_s(bits: int) -> None:
 def test_a_block_s_rotation_mixes_no_other_block() -> None:
     turn = BlockHadamard().fit(TransformData(1, 64))
     one = turn.forward(torch.eye(64)[None, None, :1])[0, 0, 0].float()
-    assert torch.allclose(one[:32].abs(), torch.full((32,), 32**-0.5), atol=1e-6)
+    assert_near(one[:32].abs(), torch.full((32,), 32**-0.5), 1e-6)
     assert not one[32:].any()
     assert BlockHadamard().fit(TransformData(1, 80)).forward(torch.eye(80)[None, None])[0, 0, 0].count_nonzero() == 20
 

@@ -59,7 +59,10 @@ def log_attention_weights(
 
 
 def attended(scores: Float[Tensor, "*rows n"], values: Float[Tensor, "*#rest n c"]) -> Partial:
-    """The part of these tokens; a row may see none."""
+    """The part of these tokens, if there are any; a row may see none."""
+    if not scores.shape[-1]:
+        mean = scores @ values
+        return Partial(mean, torch.full_like(mean[..., 0], -torch.inf))
     largest = scores.amax(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).min)
     shares = (scores - largest).exp_()
     total = shares.sum(-1, keepdim=True)

@@ -9,6 +9,7 @@ from karhunen.allocation.uniform import Uniform
 from karhunen.quantizers.midpoints import Midpoints
 from karhunen.recipe import Recipe, Side
 from karhunen.transforms.block_hadamard import BlockHadamard
+from karhunen.values import refuse_unless_whole
 from karhunen.windows.sink_recent import SinkRecent
 
 RATES = {
@@ -21,6 +22,9 @@ RATES = {
 
 def exllamav3(key_bits: int = 4, value_bits: int = 4, sink: int = 0, recent: int = 0) -> Recipe:
     """`key_bits` and `value_bits` from 2 to 8, and half a bit more for the scales."""
+    refuse_unless_whole(key_bits=key_bits, value_bits=value_bits)
+    if not (2 <= key_bits <= 8 and 2 <= value_bits <= 8):
+        raise ValueError(f"key_bits={key_bits}, value_bits={value_bits}: exllamav3 codes a number in 2 to 8 bits")
     key, value = (
         Side(transform=BlockHadamard(), allocation=Uniform(bits), quantizer=Midpoints())
         for bits in (key_bits, value_bits)

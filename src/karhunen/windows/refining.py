@@ -165,6 +165,10 @@ def shares(
         return Shares(bits)
     if token_bytes is not None:
         raise ValueError(f"token_bytes={token_bytes}: progressive tokens differ in size; say the mean as bits or ratio")
+    if n_layers < 1:
+        raise ValueError(
+            f"layers={n_layers}: a progressive code has 1 layer of refinement or more; use 3, or progressive=false"
+        )
     most = base_bits + n_layers * layer_bits
     if not base_bits < bits <= most:
         raise ValueError(

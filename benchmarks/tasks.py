@@ -51,9 +51,13 @@ CELLS: tuple[tuple[str, int], ...] = (
     ("karhunen", 12), ("turboquant_4bit", 4), ("turboquant_3bit", 5), ("spectra", 12), ("nova_kv", 12),
     ("karhunen", 4), ("kivi", 4), ("spectra", 4), ("nova_kv", 4), ("snapkv", 4),
 )  # fmt: skip
-ROUNDS = ((SHORT, 0, 1), (SHORT, 1, 2), (LONG, 0, 1), (SHORT, 2, 5), (LONG, 1, 3), (SHORT, 5, 20))
-"""Some texts of every cell before the next texts of any, cells in their order: what exists is a comparison whenever
-time ends."""
+FIRST = 10
+ROUNDS = (
+    (SHORT, 0, 1, FIRST), (SHORT, 1, 2, FIRST), (LONG, 0, 1, FIRST), (SHORT, 2, 5, FIRST), (LONG, 1, 3, FIRST),
+    (SHORT, 5, 20, FIRST), (SUITE, 0, 20, len(CELLS)),
+)  # fmt: skip
+"""Some texts of every cell before the next texts of any, the first cells in their order before the others: what exists
+is a comparison whenever time ends."""
 
 
 def main() -> None:
@@ -86,8 +90,8 @@ def main() -> None:
         return
     runner = Runner(model, tokenizer, given)
     chosen = [cell for cell in cells if not given.recipe or cell[0] in given.recipe]
-    for suite, first, end in ((BEYOND, 0, 5), *ROUNDS):
-        for name, rate in (("dense", 1), *(chosen if suite is not BEYOND else ())):
+    for suite, first, end, n in ((BEYOND, 0, 5, 0), *ROUNDS):
+        for name, rate in (("dense", 1), *chosen[:n]):
             for task in suite:
                 for i in range(first, end):
                     if i < task.n_texts and not runner.one(task, name, rate, i, made.get((name, rate, task.name))):

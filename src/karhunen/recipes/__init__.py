@@ -36,18 +36,19 @@ def make(text: str, **options: Any) -> Recipe:
     refuse_unless_a("recipe", text, str, would="name it, as in make('karhunen:bits=2')")
     name, _, given = text.partition(":")
     function = maker(name.strip())
+    hints = get_type_hints(function)
     for pair in filter(None, given.split(",")):
         key, equals, value = pair.partition("=")
         if not equals:
             raise ValueError(f"option {pair!r} of recipe {name} has no value; write {pair}=...")
         if key.strip() in options:
             raise ValueError(f"option {key.strip()!r} of recipe {name} was given twice; give it once")
-        options[key.strip()] = _literal(value.strip())
+        options[key.strip()] = _literal(value.strip(), hints.get(key.strip()))
     known = inspect.signature(function).parameters
     if unknown := sorted(options.keys() - known.keys()):
         raise ValueError(f"recipe {name} has no option {unknown}; known: {sorted(known) or 'none'}")
     for option, value in options.items():
-        _check(f"{name}:{option}", value, get_type_hints(function)[option])
+        _check(f"{name}:{option}", value, hints[option])
     return function(**options)
 
 
@@ -63,7 +64,10 @@ def _check(option: str, value: Any, hint: Any) -> None:
         raise ValueError(f"option {option}={value!r} is not of type {names}")
 
 
-def _literal(text: str) -> Any:
+def _literal(text: str, hint: Any) -> Any:
+    """What the text says; a word that the option knows is that word, `none` among them."""
+    if get_origin(hint) is Literal and text in get_args(hint):
+        return text
     try:
         return ast.literal_eval(text.capitalize() if text in ("true", "false", "none") else text)
     except (ValueError, SyntaxError):

@@ -53,8 +53,8 @@ CELLS: tuple[tuple[str, int], ...] = (
 )  # fmt: skip
 FIRST = 10
 ROUNDS = (
-    (SHORT, 0, 1, FIRST), (SHORT, 1, 2, FIRST), (LONG, 0, 1, FIRST), (SHORT, 2, 5, FIRST), (LONG, 1, 3, FIRST),
-    (SHORT, 5, 20, FIRST), (SUITE, 0, 20, len(CELLS)),
+    (SHORT, 0, 2, FIRST), (LONG, 0, 1, FIRST // 2), (SHORT, 2, 5, FIRST), (SHORT, 5, 20, FIRST), (LONG, 1, 3, FIRST),
+    (SUITE, 0, 20, len(CELLS)),
 )  # fmt: skip
 """Some texts of every cell before the next texts of any, the first cells in their order before the others: what exists
 is a comparison whenever time ends."""

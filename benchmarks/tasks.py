@@ -6,7 +6,7 @@
 What is there is not asked again, so a killed run goes on where it stopped. One cell is asked again from nothing, dense
 model included, and compared with what was published, by
 
-    python benchmarks/tasks.py --cell "documents 1000" karhunen 8
+    python benchmarks/tasks.py --cell "passkeys 1000" karhunen 8
 
 All cells, then table and picture (docs/tasks.md, docs/tasks.png):
 

@@ -4,8 +4,8 @@
     samples   of C held, C · 2^(−n/h) stay, evenly taken; the newest take the others' places
     today     (k / N) · calibration's moments + M,    all of calibration's samples and the stream's
 
-Calibration counts as k tokens of its N, whatever was served since. Axes and codebooks of one document alone were worse
-for the next than those of calibration, even of the same kind: a few thousand tokens do not say enough.
+Calibration counts as k tokens of its N, whatever was served since: a few thousand tokens do not say enough of the next
+document, even of one of the same kind.
 """
 
 from dataclasses import dataclass, replace
@@ -122,7 +122,7 @@ class Stream:
         held = dict(self._held[layer])
         for need in self._needs(known):
             found = on_host(measure(replace(need, skip_tokens=0), seen, known.rotary(need.slot)))
-            held[need] = self._merged(held[need], found, n, known.measured[need]) if need in held else found
+            held[need] = self._merged(need, known, held[need], found, n) if need in held else found
         self._held[layer] = held
         self._weight[layer] = self._weight[layer] * self.forgetting.share(n) + n
         self.n_new[layer] = self.n_new.get(layer, 0) + n
@@ -150,10 +150,9 @@ class Stream:
         assert isinstance(old, Samples) and isinstance(new, Samples), "the needs of a stream are moments and samples"
         return old + new
 
-    def _merged(self, old: Statistic, new: Statistic, n: int, calibration: Statistic) -> Statistic:
+    def _merged(self, need: Need, known: LayerStatistics, old: Statistic, new: Statistic, n: int) -> Statistic:
+        """Of samples as many stay as calibration had."""
         if isinstance(old, Moments) and isinstance(new, Moments):
             return self.forgetting.moments(old, new, n)
-        assert isinstance(old, Samples) and isinstance(new, Samples) and isinstance(calibration, Samples), (
-            "the needs of a stream are moments and samples"
-        )
-        return self.forgetting.samples(old, new, n, calibration.vectors.shape[1])
+        assert isinstance(old, Samples) and isinstance(new, Samples), "the needs of a stream are moments and samples"
+        return self.forgetting.samples(old, new, n, known.get(need, Samples).vectors.shape[1])

@@ -14,62 +14,37 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from karhunen.allocation.base import RateCost
-from karhunen.quantizers.base import MOST_BITS, Codes, Quantizer, QuantizerData, QuantizerSpec, as_half, divisors
+from karhunen.quantizers.base import Codes, as_half
+from karhunen.quantizers.uniform_groups import UniformGroups, UniformGroupsQuantizer
 
 LEAST_STEP = 1e-7
 
 
 @final
 @dataclass(frozen=True)
-class Anchored(QuantizerSpec):
-    """An edge and a step for `group` coefficients, or the largest divisor of a vector's length below it."""
+class Anchored(UniformGroups):
+    """An edge and a step for each group."""
 
     group: int = 64
 
-    def __post_init__(self) -> None:
-        if self.group < 1:
-            raise ValueError(f"a range over {self.group} values is empty; use group=1 or more")
+    @property
+    def side_bits(self) -> int:
+        """Two float16."""
+        return 32
 
-    def cost(self, c: int) -> RateCost:
-        """Two float16 for each group of a vector."""
-        return RateCost(token_bits=32 * c / self._group(c))
-
-    def fit(self, data: QuantizerData) -> "AnchoredQuantizer":
-        """Nothing is learned; ValueError unless all rates are one whole number of bits."""
-        bits = int(data.rates.flatten()[0].round())
-        if bool((data.rates != bits).any()) or not 1 <= bits <= MOST_BITS:
-            raise ValueError(f"rates of {data.rates.min().item():g} to {data.rates.max().item():g}; use one of Uniform")
-        g, c = data.rates.shape
-        return AnchoredQuantizer(g, c, self._group(c), bits)
-
-    def _group(self, c: int) -> int:
-        return max(k for k in divisors(c) if k <= self.group)
+    def made(self, g: int, c: int, group: int, bits: int) -> "AnchoredQuantizer":
+        """Of this kind."""
+        return AnchoredQuantizer(g, c, group, bits)
 
 
 @final
 @dataclass(frozen=True)
-class AnchoredQuantizer(Quantizer):
-    """Symbols of `bits` bits of `g` head groups of `c` coefficients."""
-
-    g: int
-    c: int
-    group: int
-    bits: int
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """All alike."""
-        return (self.bits,) * (self.g * self.c)
-
-    def check(self, g: int, c: int) -> None:
-        """The size, and a width of 1 to 16 bits."""
-        if (self.g, self.c) != (g, c) or self.group < 1 or c % self.group or not 1 <= self.bits <= MOST_BITS:
-            raise ValueError(f"{self.g} groups of {self.c} in parts of {self.group}, {self.bits} bits, for {g} of {c}")
+class AnchoredQuantizer(UniformGroupsQuantizer):
+    """Symbols of `bits` bits of `g` head groups of `c` coefficients, `group` to an edge and a step."""
 
     def encode(self, y: Float[Tensor, "b g t c"]) -> Codes:
         """Side information: `edge` and `step` [b parts t]."""
-        parts = y.double().unflatten(-1, (-1, self.group))
+        parts = self.parts(y)
         top = 2.0**self.bits - 1
         low, high = parts.amin(-1), parts.amax(-1)
         from_low = low.abs() > high.abs()
@@ -81,18 +56,9 @@ class AnchoredQuantizer(Quantizer):
         moved = parts - edge16.double()[..., None]
         level = step16.double()[..., None]
         symbols = torch.where(level != 0, moved / torch.where(level != 0, level, 1.0), 0.0).round().clamp(0, top)
-        side = {"edge": _rows(edge16), "step": _rows(step16)}
-        return Codes(symbols.flatten(-2).transpose(-2, -1).flatten(1, 2).int(), side)
+        return self.codes(symbols, {"edge": edge16, "step": step16})
 
     def decode(self, codes: Codes) -> Float[Tensor, "b g t c"]:
         """The mirror of `encode`."""
-        symbols = codes.symbols.unflatten(1, (self.g, self.c)).transpose(-2, -1).unflatten(-1, (-1, self.group))
-        edge, step = (
-            codes.side[name].float().unflatten(1, (self.g, -1)).permute(0, 1, 3, 2) for name in ("edge", "step")
-        )
-        return (edge[..., None] + step[..., None] * symbols).flatten(-2)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """[b g t parts] as [b parts t]: time last."""
-    return x.permute(0, 1, 3, 2).flatten(1, 2).contiguous()
+        edge, step = (self.side(codes, name).float()[..., None] for name in ("edge", "step"))
+        return (edge + step * self.symbols(codes)).flatten(-2)

@@ -57,11 +57,10 @@ class Observed:
         n_rows = min(self.n_queries, m)
         rows = queries.rows[:, :, m - n_rows :].float().unflatten(1, (key.shape[1], -1))
         scores = capped((rows @ key.float()[:, :, None].mT * queries.scale).flatten(1, 2), queries.softcap)  # [b q m n]
-        if mask is None and n_rows == 1:
-            pass  # the newest token sees all
-        elif mask is None:
-            seen = torch.ones(n_rows, n, dtype=torch.bool, device=key.device).tril(n - n_rows)
-            scores = scores.masked_fill(~seen, -torch.inf)
+        if mask is None:
+            if n_rows > 1:  # one row is the newest token, which sees all
+                seen = torch.ones(n_rows, n, dtype=torch.bool, device=key.device).tril(n - n_rows)
+                scores = scores.masked_fill(~seen, -torch.inf)
         else:
             here = mask[:, :, m - n_rows :]
             scores = scores.masked_fill(~here, -torch.inf) if here.dtype == torch.bool else scores + here

@@ -85,7 +85,7 @@ def _row(axes: Axes, cells: Sequence[Cell], title: str) -> None:
         at += width
     for (label, middle), x in zip(outside, _apart([m / total for _, m in outside]), strict=True):
         axes.plot([middle, x * total, x * total], [0, BELOW * 0.7, BELOW], color="black", linewidth=0.5)
-        side = "left" if x < SPACE else "right" if x > 1 - SPACE else "center"
+        side = "left" if x < SPACE else "center"
         axes.text(x * total, BELOW - 0.05, label.replace(" ", "\n"), ha=side, va="top", fontsize=7)
     axes.set_title(title, fontsize=9, loc="left")
     axes.axis("off")
@@ -96,7 +96,7 @@ def _apart(places: Sequence[float]) -> list[float]:
     found: list[float] = []
     for place in places:
         found.append(max(place, found[-1] + SPACE) if found else place)
-    most = 1 - SPACE / 3  # half a short name
+    most = 1 - 0.62 * SPACE  # half of the longest name
     for i in reversed(range(len(found))):
         found[i] = min(found[i], most)
         most = found[i] - SPACE
